@@ -1,0 +1,1 @@
+"""Triton kernels. Installed as `vit_prune.kernels`; imports nothing else of vit_prune."""

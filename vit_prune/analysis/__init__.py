@@ -1,0 +1,1 @@
+"""Floor 4: What a pruned model does: pictures and fidelity tables."""

@@ -1,0 +1,1 @@
+"""Floor 4: MACs, latency and memory."""

@@ -1,0 +1,1 @@
+"""Floor 2: one method = one file = one frozen config and one module."""

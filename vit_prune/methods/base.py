@@ -1,0 +1,112 @@
+"""The contract of a method: what it may do inside one block, and what the block hands to it.
+
+B batch, N tokens, M kept columns, H heads, D width.  x [B, N, D] is the normed block input.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+PROVIDERS = ("columns", "gate", "span", "merge")  # one method at most answers each of these
+
+
+class BlockCalibration(NamedTuple):
+    """What `vp.calibrate` measured in one block: q_mean [H, d], the mean query; directions [D, r], principal directions of x."""
+
+    q_mean: Tensor
+    directions: Tensor
+
+
+@dataclass(frozen=True)
+class Host:
+    """The block that a method is built for."""
+
+    name: str  # "blocks.3.attn"
+    index: int
+    depth: int
+    dim: int
+    num_heads: int
+    head_dim: int
+    num_prefix_tokens: int
+    has_key_norm: bool = False
+    calibration: BlockCalibration | None = None
+
+
+class KeptColumns(NamedTuple):
+    """The columns that attention sees: x [B, M, D], bias [B, H or 1, M] or None, index [B, M] into the tokens (None: all N in order)."""
+
+    x: Tensor
+    bias: Tensor | None
+    index: Tensor | None
+
+
+class Method(nn.Module):
+    """One method in one block. Every hook does nothing until a subclass answers it.
+
+    `bias` may be answered by any number of methods: their biases add. Each hook in PROVIDERS may be answered by one.
+    """
+
+    query_key_free = False  # True: attention in this block is softmax(bias) v
+    needs_bias = ""  # what the method calls itself where it cannot work without a bias
+    config: "MethodConfig"
+
+    def bias(self, x: Tensor) -> Tensor | None:
+        """[B, H or 1, N], added to the logits of each column after scaling."""
+
+    def columns(self, x: Tensor, bias: Tensor | None, *, attn: nn.Module, mask: Tensor | None) -> KeptColumns | None:
+        """The columns to attend to; None keeps all. `mask` is the host's, [B or 1, H or 1, N or 1, N]."""
+
+    def gate(self, x: Tensor, *, mask: Tensor | None):
+        """Weights of the heads, and which of them run."""
+
+    def span(self, x: Tensor, *, mask: Tensor | None):
+        """How far each head looks."""
+
+    def merge(self, x: Tensor, metric: Tensor, sizes: Tensor | None, *, mask: Tensor | None):
+        """Merged tokens and their sizes, between attention and MLP."""
+
+    def step(self, progress: float) -> None:
+        """Called by the trainer before each optimizer step, with the share of training that is done, in [0, 1]."""
+
+    def macs(self, num_tokens: int) -> int:
+        """Multiply-accumulates that this method adds to its block, for a batch of one image."""
+        return 0
+
+    @classmethod
+    def answers(cls, hook: str) -> bool:
+        return getattr(cls, hook) is not getattr(Method, hook)
+
+
+class MethodConfig:
+    """Base of the frozen dataclasses that users write; `name` is the child's name in the state dict and the config file."""
+
+    name: str
+
+    def build(self, host: Host) -> Method | None:
+        """The module for one block; None where the method leaves this block alone."""
+        raise NotImplementedError
+
+    def expand(self) -> tuple["MethodConfig", ...]:
+        """The configs that this one is short for."""
+        return (self,)
+
+    def to_dict(self) -> dict:
+        """JSON-able: {"name": ..., field: value, ...}."""
+        return {"name": self.name, **asdict(self)}
+
+
+def check_providers(methods: Iterable[Method]) -> None:
+    """Raises: ValueError that names both methods where two answer the same hook."""
+    for hook in PROVIDERS:
+        names = [type(method).__name__ for method in methods if method.answers(hook)]
+        if len(names) > 1:
+            raise ValueError(f"{' and '.join(names)} both provide `{hook}`; a block takes one")
+
+
+def run_step(model: nn.Module, progress: float) -> None:
+    """Call every method's `step` hook."""
+    for module in model.modules():
+        if isinstance(module, Method):
+            module.step(progress)

@@ -1,0 +1,201 @@
+"""Column pruning: keys and values are computed for the kept tokens only; all queries stay.
+
+Legend: B batch, N tokens = P prefix + n patches, M kept columns, H heads, d head dim, D width, r directions.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vit_prune.methods.base import Host, KeptColumns, Method, MethodConfig
+from vit_prune.methods.schedules import Keep, check_ratio, parse_keep
+from vit_prune.ops import columns as ops
+from vit_prune.ops import noise
+
+CHOICES = {
+    "rule": ("topk", "mass", "threshold"),
+    "importance": ("logit", "prob", "column_mean", "random"),
+    "dropped": ("drop", "merge"),
+    "sampling": ("topk", "gumbel"),
+}
+
+
+@dataclass(frozen=True)
+class Columns(MethodConfig):
+    """Which key/value columns each block keeps, and what becomes of the others.
+
+    Args:
+        keep: keep schedule of the rule "topk": M = P + max(1, ceil(keep * n)). Prefix tokens are kept outside the budget.
+        rule: "topk"; "mass", the smallest set of patches that holds the share `tau` of the patches' probability; "threshold", the
+            patches with probability >= tau / N. With the last two M varies per image and the batch is padded to its largest.
+        tau: for the rules "mass", in (0, 1], and "threshold", > 0.
+        importance: a mean over heads. "logit": of the bias b; "prob": of softmax_j b; "column_mean": of softmax_j(b + scale * q_mean . k),
+            q_mean from `vp.calibrate`; "random". None is "logit" for "topk" and "prob" for the other rules.
+        dropped: "drop", or "merge": fold each dropped patch into the kept patch nearest to it.
+        merge_rank: dimensions in which nearness is measured: that many calibrated principal directions of x. None takes all that the
+            calibration holds, or x itself where there is none.
+        sampling: "topk" takes the most important, "gumbel" draws without replacement by importance (Gumbel-top-k).
+        seed: of the random numbers. In evaluation the draw depends on the seed and the block alone, in training also on the image.
+    """
+
+    name: ClassVar[str] = "columns"
+    keep: Keep | float | str | tuple[float, ...] = 1.0
+    rule: str = "topk"
+    tau: float | None = None
+    importance: str | None = None
+    dropped: str = "drop"
+    merge_rank: int | None = None
+    sampling: str = "topk"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keep", parse_keep(self.keep))
+        if self.importance is None:
+            object.__setattr__(self, "importance", "logit" if self.rule == "topk" else "prob")
+        for field, choices in CHOICES.items():
+            if getattr(self, field) not in choices:
+                raise ValueError(f"{field} must be one of {', '.join(choices)}, got {getattr(self, field)!r}")
+        self._check_rule()
+        if self.merge_rank is not None and (self.dropped != "merge" or self.merge_rank < 1):
+            raise ValueError(f"merge_rank is a number of directions >= 1 for dropped='merge', got {self.merge_rank}")
+
+    def _check_rule(self) -> None:
+        if self.rule == "topk":
+            if self.tau is not None:
+                raise ValueError(f"tau belongs to the rules mass and threshold; the rule topk takes keep, got tau={self.tau}")
+            return
+        if self.tau is None or not 0 < self.tau <= (1 if self.rule == "mass" else float("inf")):
+            raise ValueError(f"rule {self.rule} takes tau {'in (0, 1]' if self.rule == 'mass' else '> 0'}, got {self.tau}")
+        if self.importance not in ("prob", "column_mean"):
+            raise ValueError(f"rule {self.rule} needs a probability: importance prob or column_mean, got {self.importance}")
+        if self.sampling != "topk" or self.keep != parse_keep(1.0):
+            raise ValueError(f"keep and sampling belong to the rule topk; the rule {self.rule} takes tau")
+
+    def build(self, host: Host) -> "ColumnsMethod":
+        return ColumnsMethod(self, host)
+
+    def to_dict(self) -> dict:
+        return {"name": self.name, **asdict(self), "keep": str(self.keep)}
+
+
+class ColumnsMethod(Method):
+    """Column selection in one block. `keep_ratio` may be set at any time (`vp.set_keep`)."""
+
+    def __init__(self, config: Columns, host: Host) -> None:
+        super().__init__()
+        self.config = config
+        self.keep_ratio = config.keep.ratios(host.depth)[host.index]
+        self.num_prefix_tokens = host.num_prefix_tokens
+        self.key = noise.block_key(config.seed, host.index)
+        self.needs_bias = f"importance={config.importance!r}" if config.importance in ("logit", "prob") else ""
+        self.register_buffer("q_mean", self._calibrated_q_mean(host))
+        self.register_buffer("directions", self._calibrated_directions(host))
+
+    def _calibrated_q_mean(self, host: Host) -> Tensor | None:
+        if self.config.importance != "column_mean":
+            return None
+        if host.calibration is None:
+            raise ValueError("importance='column_mean' needs the mean queries: run vp.calibrate(model, loader) before vp.patch")
+        if host.has_key_norm:
+            raise ValueError(f"importance='column_mean' reads keys as a linear map of x; {host.name} normalises its keys: use another importance")
+        return host.calibration.q_mean.clone()
+
+    def _calibrated_directions(self, host: Host) -> Tensor | None:
+        if self.config.dropped != "merge":
+            return None
+        rank = self.config.merge_rank
+        held = 0 if host.calibration is None else host.calibration.directions.shape[1]
+        if rank is not None and rank > held:
+            raise ValueError(
+                f"merge_rank={rank} needs that many principal directions, the calibration holds {held}: run vp.calibrate(model, loader, rank={rank})"
+            )
+        return None if held == 0 else host.calibration.directions[:, :rank].clone()
+
+    def columns(self, x: Tensor, bias: Tensor | None, *, attn: nn.Module, mask: Tensor | None) -> KeptColumns | None:
+        if self.config.rule == "topk" and self.keep_ratio == 1.0:
+            return None
+        visible = None if mask is None else ops.visible_tokens(mask).expand(x.shape[0], -1)
+        with torch.no_grad():
+            selection = self._select(x, bias, attn, visible)
+        if self.config.dropped == "merge":
+            columns, bias = self._merge(x, bias, selection, visible)
+        else:
+            columns = ops.gather_tokens(x, selection.kept)
+            bias = None if bias is None else ops.gather_bias(bias.expand(x.shape[0], -1, -1), selection.kept)
+        return KeptColumns(columns, self._hide(bias, selection, x), selection.kept)
+
+    def _select(self, x: Tensor, bias: Tensor | None, attn: nn.Module, visible: Tensor | None) -> ops.Selection:
+        P = self.num_prefix_tokens
+        importance = self._importance(x, bias, attn, visible)  # [B, N]
+        patches, seen = importance[:, P:], None if visible is None else visible[:, P:]
+        if self.config.rule == "topk":
+            width = ops.num_kept(x.shape[1], P, self.keep_ratio) - P
+            count = None if seen is None else ops.num_kept_visible(seen, self.keep_ratio)
+            ranked = self._draw(patches, x)
+        else:
+            ranked, count = patches, self._count(importance, visible)
+            width = int(count.max())  # the largest of the batch
+        if seen is not None:
+            ranked = ranked.masked_fill(~seen, float("-inf"))
+        return ops.select(ranked, num_prefix=P, width=width, count=count)
+
+    def _importance(self, x: Tensor, bias: Tensor | None, attn: nn.Module, visible: Tensor | None) -> Tensor:
+        """[B, N] float32; a probability for prob and column_mean."""
+        if self.config.importance == "random":
+            return noise.uniform(self._keys(x), x.shape[1])
+        if self.config.importance == "logit":
+            return bias.expand(x.shape[0], -1, -1).float().mean(1)
+        logits = self._column_logits(x, bias, attn).float()
+        if visible is not None:
+            logits = logits.masked_fill(~visible[:, None], torch.finfo(logits.dtype).min)
+        return logits.softmax(-1).mean(1)
+
+    def _column_logits(self, x: Tensor, bias: Tensor | None, attn: nn.Module) -> Tensor:
+        """b, or b + scale * q_mean . k without computing k: q_mean . k_j is x_j . (W_k^T q_mean), up to a constant per head."""
+        if self.config.importance == "prob" or attn.prune.query_key_free:
+            return bias
+        key_weight = attn.key_weight()  # [H, d, D]
+        anticipated = torch.einsum("hd,hdw->hw", self.q_mean.to(key_weight.dtype), key_weight) * attn.scale  # [H, D]
+        logits = anticipated.to(x.dtype) @ x.mT
+        return logits if bias is None else logits + bias
+
+    def _draw(self, importance: Tensor, x: Tensor) -> Tensor:
+        """Gumbel-top-k: the largest of log p + Gumbel noise are a draw without replacement. A logit is a log p already."""
+        if self.config.sampling == "topk" or self.config.importance == "random":
+            return importance
+        log_p = importance if self.config.importance == "logit" else importance.log()
+        return log_p + noise.gumbel(self._keys(x), importance.shape[1])
+
+    def _keys(self, x: Tensor) -> Tensor:
+        key = torch.full((x.shape[0],), self.key, device=x.device)
+        return key ^ (noise.digest(x) & noise.LOW_32_BITS) if self.training else key
+
+    def _count(self, probability: Tensor, visible: Tensor | None) -> Tensor:
+        """[B], kept patches per image by the rules mass and threshold, at least 1."""
+        patches = probability[:, self.num_prefix_tokens :]
+        if self.config.rule == "mass":
+            return ops.smallest_mass(patches, self.config.tau)
+        num_tokens = probability.shape[1] if visible is None else visible.sum(-1, keepdim=True)
+        above = patches * num_tokens >= self.config.tau - ops.ROUNDING
+        return above.sum(-1).clamp(min=1)
+
+    def _merge(self, x: Tensor, bias: Tensor | None, selection: ops.Selection, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+        features = x.detach() if self.directions is None else x.detach() @ self.directions.to(x.dtype)
+        bias = x.new_zeros(x.shape[0], 1, x.shape[1]) if bias is None else bias.expand(x.shape[0], -1, -1)
+        return ops.merge(x, bias, selection, features=features, num_prefix=self.num_prefix_tokens, visible=visible)
+
+    @staticmethod
+    def _hide(bias: Tensor | None, selection: ops.Selection, x: Tensor) -> Tensor | None:
+        if selection.valid is None:
+            return bias
+        bias = x.new_zeros(x.shape[0], 1, selection.kept.shape[1]) if bias is None else bias
+        return bias.masked_fill(~selection.valid[:, None], float("-inf"))
+
+    def set_keep_ratio(self, ratio: float) -> None:
+        """Raises: ValueError outside (0, 1] or where the rule has no keep ratio."""
+        check_ratio(ratio)
+        if self.config.rule != "topk":
+            raise ValueError(f"the rule {self.config.rule} takes tau, not keep; patch again to change it")
+        self.keep_ratio = ratio

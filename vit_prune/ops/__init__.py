@@ -1,0 +1,1 @@
+"""Floor 1: pure functions on tensors. No nn.Module, no timm."""

@@ -1,0 +1,115 @@
+"""Column attention: the one op that every method shares.
+
+B batch, N queries, M kept columns, H heads, d head dim.
+q [B, H, N, d];  k, v [B, H, M, d];  bias [B, H or 1, M];  mask broadcasts to [B, H, N, M].
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vit_prune.ops import reference
+
+IMPLS = ("auto", "sdpa", "math", "reference", "triton")
+
+
+def column_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    impl: str = "auto",
+) -> Tensor:
+    """softmax(q k^T * scale + bias[:, :, None, :] + mask) v, with logits and softmax accumulated in float32.
+
+    Args:
+        q: queries [B, H, N, d].
+        k, v: keys and values of the kept columns [B, H, M, d].
+        bias: one scalar per column [B or 1, H or 1, M], added after scaling; may be float32 beside half q; None adds nothing.
+        mask: bool (True = visible) or additive float, broadcastable to [B, H, N, M]. A row with nothing visible gives zeros.
+        scale: factor on the logits; None means d ** -0.5.
+        dropout_p: dropout on the attention weights.
+        impl: "sdpa" (PyTorch's fused kernels), "math" (matmul, float32 softmax, matmul), "reference" (the formula in the inputs' own
+            dtype, no dropout), or "auto": sdpa, but math on CUDA where the bias alone needs a gradient (pytorch #148476).
+
+    Returns: [B, H, N, d] in v's dtype.
+    Raises: ValueError for shapes that do not fit or an unknown impl; NotImplementedError for "triton".
+    """
+    _check(q, k, v, bias, mask, dropout_p, impl)
+    if impl == "auto":
+        impl = _choose(q, k, v, bias)
+    if impl == "reference":
+        return reference.column_attention(q, k, v, bias, mask=mask, scale=scale)
+    if impl == "math":
+        return _math(q, k, v, bias, mask, scale, dropout_p)
+    term = _additive_term(bias, mask, v.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=term, dropout_p=dropout_p, scale=scale)
+
+
+def query_free_attention(v: Tensor, bias: Tensor, *, mask: Tensor | None = None, dropout_p: float = 0.0) -> Tensor:
+    """softmax(bias + mask) v, the same row for every query: O(M), and neither q nor k exists.
+
+    Args: v [B, H, M, d]; bias [B, H or 1, M]; mask broadcastable to [B, H, 1, M].
+    Returns: [B, H, 1, d]. Raises: ValueError for a mask that differs from query to query.
+    """
+    if mask is not None and mask.shape[-2] != 1:
+        raise ValueError(f"query-key-free attention gives every query the same row; it cannot honour a mask per query, got {tuple(mask.shape)}")
+    logits = bias[:, :, None, :].float()
+    if mask is not None:
+        logits = logits + reference.additive(mask, logits.dtype)
+    weights = F.dropout(reference.safe_softmax(logits), dropout_p, training=dropout_p > 0)
+    return weights.to(v.dtype) @ v
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, dropout_p: float, impl: str) -> None:
+    if impl not in IMPLS:
+        raise ValueError(f"impl must be one of {', '.join(IMPLS)}, got {impl!r}")
+    if impl == "triton":
+        raise NotImplementedError("impl='triton' has no kernel yet; use impl='auto', 'sdpa' or 'math'")
+    if impl == "reference" and dropout_p:
+        raise ValueError("impl='reference' has no dropout; use impl='math'")
+    B, H, M = k.shape[0], k.shape[1], k.shape[2]
+    if bias is not None and (bias.ndim != 3 or bias.shape[0] not in (1, B) or bias.shape[1] not in (1, H) or bias.shape[2] != M):
+        raise ValueError(f"bias must be [{B} or 1, {H} or 1, {M}] (batch, heads, columns), got {tuple(bias.shape)}")
+    if mask is not None and (mask.ndim != 4 or mask.shape[-1] not in (1, M)):
+        raise ValueError(f"mask must have 4 dims that broadcast to [{B}, {H}, {q.shape[2]}, {M}], got {tuple(mask.shape)}")
+
+
+def _choose(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> str:
+    only_bias_trains = bias is not None and bias.requires_grad and not (q.requires_grad or k.requires_grad or v.requires_grad)
+    return "math" if only_bias_trains and q.device.type == "cuda" else "sdpa"
+
+
+def _math(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float | None, dropout_p: float) -> Tensor:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    with torch.autocast(q.device.type, enabled=False):
+        logits = (q.to(wide) * scale) @ k.to(wide).transpose(-2, -1)
+        if bias is not None:
+            logits = logits + bias[:, :, None, :]
+        if mask is not None:
+            logits = logits + reference.additive(mask, wide)
+        weights = F.dropout(reference.safe_softmax(logits), dropout_p, training=dropout_p > 0)
+        return weights.to(v.dtype) @ v
+
+
+def _additive_term(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """bias and mask as SDPA's one attn_mask; contiguous in the last dim, or the fused kernels crawl."""
+    if bias is None:
+        return mask if mask is None or mask.dtype == torch.bool else mask.to(dtype)
+    term = _fit(bias, dtype)[:, :, None, :]
+    return term if mask is None else term + reference.additive(mask, dtype)
+
+
+def _fit(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias in a narrower dtype: shifted so that the largest is 0 (softmax does not see it), then clamped; -inf stays."""
+    if torch.finfo(dtype).bits >= torch.finfo(bias.dtype).bits:
+        return bias.to(dtype)
+    lowest = torch.finfo(dtype).min
+    peak = bias.detach().amax(-1, keepdim=True).clamp(min=lowest)
+    shifted = bias - peak
+    return shifted.clamp(min=lowest).masked_fill(shifted == float("-inf"), float("-inf")).to(dtype)

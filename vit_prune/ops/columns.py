@@ -1,0 +1,160 @@
+"""Select, gather and merge key/value columns.
+
+B batch, N tokens = P prefix + n patches, M = P + m kept columns, H heads, D width.  x [B, N, D];  bias [B, H or 1, N].
+Patches are ranked by importance; the first m of the ranking are kept, the rest dropped. Prefix tokens are kept always.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROUNDING = 1e-6  # .55 * 100 is 55.000000000000007: not a 56th column
+INVISIBLE = -1e3  # exp(-1e3) is 0 even in float64: an additive mask at or below it hides the column
+
+
+class Selection(NamedTuple):
+    """Which columns stay. All indices count tokens, prefix included.
+
+    kept [B, M]: the prefix, then patches by falling importance.  dropped [B, N - M]: the other patches by falling importance.
+    valid [B, M] bool, or None where all are: False marks padding, because this image keeps fewer columns than the widest.
+    """
+
+    kept: Tensor
+    dropped: Tensor
+    valid: Tensor | None
+
+
+def num_kept(num_tokens: int, num_prefix: int, keep_ratio: float) -> int:
+    """M = P + max(1, ceil(keep (N - P)))."""
+    return num_prefix + max(1, math.ceil(keep_ratio * (num_tokens - num_prefix) - ROUNDING))
+
+
+def num_kept_visible(visible: Tensor, keep_ratio: float) -> Tensor:
+    """Kept patches of each image, from its own visible patches: visible [B, n] bool -> [B] int64."""
+    return (keep_ratio * visible.sum(-1).double() - ROUNDING).ceil().clamp(min=1).long()
+
+
+def visible_tokens(mask: Tensor) -> Tensor:
+    """Tokens that some query of some head may see: mask [B or 1, H or 1, N or 1, N] -> [B or 1, N] bool."""
+    seen = mask if mask.dtype == torch.bool else mask > INVISIBLE
+    return seen.flatten(1, 2).any(1)
+
+
+def select(importance: Tensor, *, num_prefix: int, width: int, count: Tensor | None = None) -> Selection:
+    """Keep the `width` most important patches of each image, or its first `count` of them.
+
+    Args:
+        importance: [B, n] of the patches alone, any float dtype; ties go to the lower index.
+        num_prefix: P tokens before the patches, kept outside the budget.
+        width: m, the same for the whole batch.
+        count: [B] int, at most width: how many of the m columns are real; None means all.
+    """
+    order = importance.sort(dim=-1, descending=True, stable=True).indices + num_prefix  # [B, n]
+    prefix = torch.arange(num_prefix, device=order.device).expand(order.shape[0], -1)
+    kept = torch.cat([prefix, order[:, :width]], dim=1)
+    if count is None:
+        return Selection(kept, order[:, width:], None)
+    valid = torch.arange(kept.shape[1], device=order.device) < num_prefix + count[:, None]
+    return Selection(kept, order[:, width:], valid)
+
+
+def smallest_mass(probability: Tensor, tau: float) -> Tensor:
+    """Size of the smallest set of patches that holds the share tau of their probability: [B, n] -> [B] int64, at least 1."""
+    falling = probability.sort(dim=-1, descending=True, stable=True).values.double()
+    before = falling.cumsum(-1) - falling
+    short = before < (tau - ROUNDING) * falling.sum(-1, keepdim=True)
+    return (short & (falling > 0)).sum(-1).clamp(min=1)
+
+
+def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """x [B, N, D], index [B, M] -> [B, M, D]."""
+    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[-1]))
+
+
+def gather_bias(bias: Tensor, index: Tensor) -> Tensor:
+    """bias [B, H, N], index [B, M] -> [B, H, M], contiguous."""
+    return bias.gather(2, index[:, None, :].expand(-1, bias.shape[1], -1))
+
+
+def gather_mask(mask: Tensor, index: Tensor) -> Tensor:
+    """mask [B or 1, H or 1, N or 1, N], index [B, M] -> the kept columns' mask [B, H or 1, N or 1, M]."""
+    mask = mask.expand(index.shape[0], -1, -1, -1)
+    return mask.gather(-1, index[:, None, None, :].expand(-1, mask.shape[1], mask.shape[2], -1))
+
+
+def merge(x: Tensor, bias: Tensor, selection: Selection, *, features: Tensor, num_prefix: int, visible: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Fold each dropped patch into the kept patch nearest to it in cosine similarity of `features`.
+
+    A cluster C becomes one column: x is the mean of its members weighted by softmax_C(mean over heads of b), the bias is
+    logsumexp_C(b) per head. For equal members this is exact. b holds every additive term of a column, log size included.
+
+    Args:
+        x: [B, N, D]. bias: [B, H or 1, N], zeros where there is none. selection: from `select`.
+        features: [B, N, r], what nearness is measured in; (N - M) (M - P) r multiply-accumulates.
+        num_prefix: prefix tokens are nobody's nearest: they stay themselves.
+        visible: [B or 1, N] bool; hidden tokens add nothing. None means all are visible.
+
+    Returns: x [B, M, D] and bias [B, H or 1, M].
+    """
+    bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
+    source, silent = _sources(selection, num_prefix, visible)
+    target, real = _targets(selection, num_prefix, visible)
+    column = num_prefix + _nearest(gather_tokens(features, source), gather_tokens(features, target), real)  # [B, S]
+    kept_bias, source_bias = gather_bias(bias, selection.kept), gather_bias(bias, source)
+    if silent is not None:
+        source_bias = source_bias.masked_fill(silent[:, None], float("-inf"))
+    kept_mean, source_mean = kept_bias.mean(1, keepdim=True), source_bias.mean(1, keepdim=True)
+    total = _cluster_logsumexp(kept_mean, source_mean, column)  # [B, 1, M]
+    kept_weight = (kept_mean - total).exp().mT.to(x.dtype)  # [B, M, 1]
+    source_weight = (source_mean - total.gather(2, column[:, None])).exp().mT.to(x.dtype)  # [B, S, 1]
+    merged = gather_tokens(x, selection.kept) * kept_weight
+    merged = merged.scatter_add(1, column[:, :, None].expand(-1, -1, x.shape[-1]), gather_tokens(x, source) * source_weight)
+    return merged, _cluster_logsumexp(kept_bias, source_bias, column)
+
+
+def _sources(selection: Selection, num_prefix: int, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Tokens that look for a column [B, S], and which of them bring nothing [B, S]: the hidden, and columns that already stand.
+
+    Where images keep different numbers, a column that is padding is a dropped patch of that image: it looks too.
+    """
+    source, silent = selection.dropped, None
+    if selection.valid is not None:
+        source = torch.cat([selection.kept[:, num_prefix:], selection.dropped], dim=1)
+        silent = F.pad(selection.valid[:, num_prefix:], (0, selection.dropped.shape[1]))
+    if visible is not None:
+        hidden = ~visible.expand(source.shape[0], -1).gather(1, source)
+        silent = hidden if silent is None else silent | hidden
+    return source, silent
+
+
+def _targets(selection: Selection, num_prefix: int, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Patches that are columns [B, m], and which of them are real [B, m] (None: all)."""
+    target = selection.kept[:, num_prefix:]
+    real = None if selection.valid is None else selection.valid[:, num_prefix:]
+    if visible is not None:
+        seen = visible.expand(target.shape[0], -1).gather(1, target)
+        real = seen if real is None else real & seen
+    return target, real
+
+
+def _nearest(source: Tensor, target: Tensor, target_is_real: Tensor | None) -> Tensor:
+    """Index of the target with the highest cosine similarity: source [B, S, r], target [B, m, r] -> [B, S].
+
+    The source's own length does not change which target wins, so that only the targets are normalised.
+    """
+    similarity = source @ F.normalize(target, dim=-1).mT
+    if target_is_real is not None:
+        similarity = similarity.masked_fill(~target_is_real[:, None, :], float("-inf"))
+    return similarity.argmax(-1)
+
+
+def _cluster_logsumexp(kept: Tensor, source: Tensor, column: Tensor) -> Tensor:
+    """logsumexp over each column's own value and its sources': kept [B, h, M], source [B, h, S], column [B, S] -> [B, h, M]."""
+    column = column[:, None].expand_as(source)
+    with torch.no_grad():
+        peak = kept.scatter_reduce(2, column, source, "amax", include_self=True).clamp(min=torch.finfo(kept.dtype).min)
+    mass = (kept - peak).exp().scatter_add(2, column, (source - peak.gather(2, column)).exp())
+    return mass.clamp(min=torch.finfo(mass.dtype).tiny).log() + peak

@@ -1,0 +1,124 @@
+"""Floor 3: which host class becomes which of ours, and back."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from timm.layers import Attention
+from torch import nn
+
+from vit_prune.methods.base import Host, MethodConfig
+from vit_prune.methods.schedules import Keep, parse_keep
+from vit_prune.methods.stack import Prune, columns_methods, prune_stacks
+from vit_prune.methods.token_bias import TokenBiasMethod
+from vit_prune.ops.attention import IMPLS
+from vit_prune.patch.check import check_host, check_runnable, expand
+from vit_prune.patch.timm import PrunedAttention
+
+Methods = MethodConfig | Sequence[MethodConfig]
+
+
+def patch(model: nn.Module, methods: Methods, *, impl: str = "auto") -> nn.Module:
+    """Add methods to a timm ViT, in place and reversibly.
+
+    Call it before the optimizer is built (an older one does not hold the new parameters) and before torch.compile or DDP wrap the model.
+
+    Args:
+        model: a timm VisionTransformer, VisionTransformerDistilled or NaFlexVit of standard blocks.
+        methods: one config or several, e.g. `TokenBias(keep=0.5)` or `[TokenBias(), Columns(keep=0.5, dropped="merge")]`.
+        impl: how attention is computed, see `ops.column_attention`. "auto" honours timm's `fused_attn`.
+
+    Returns: the same model.
+    Raises: TypeError for a host or block that is not supported, by name; AttributeError for a host that lacks what we read;
+        ValueError for a model that is patched already, and for methods that do not go together. Nothing is changed then.
+    """
+    check_host(model)
+    if impl not in IMPLS:
+        raise ValueError(f"impl must be one of {', '.join(IMPLS)}, got {impl!r}")
+    configs = expand(methods)
+    stacks = [Prune(configs, host, impl=impl) for host in hosts(model)]
+    for stack, host in zip(stacks, hosts(model), strict=True):
+        check_runnable(stack, host)
+    for block, stack in zip(model.blocks, stacks, strict=True):
+        attach(block.attn, stack)
+    warn_if_untrained(model)
+    return model
+
+
+def unpatch(model: nn.Module) -> nn.Module:
+    """Take everything that `patch` added out again: plain timm, bit for bit. Raises: ValueError where nothing is patched."""
+    patched_attention = [module for module in model.modules() if type(module) is PrunedAttention]
+    if not patched_attention:
+        raise ValueError("the model is not patched")
+    for attn in patched_attention:
+        for name in attn.prune.frozen:
+            attn.get_parameter(name).requires_grad_(True)
+        del attn.prune
+        attn.__class__ = Attention
+    return model
+
+
+@contextmanager
+def patched(model: nn.Module, methods: Methods, *, impl: str = "auto") -> Iterator[nn.Module]:
+    """`patch` for the length of a with-block."""
+    patch(model, methods, impl=impl)
+    try:
+        yield model
+    finally:
+        unpatch(model)
+
+
+def set_keep(model: nn.Module, keep: Keep | float | str | Sequence[float]) -> None:
+    """Change the keep ratios of a patched model: any schedule that `Columns(keep=...)` takes.
+
+    Raises: ValueError where the model has no Columns, where their rule has no keep ratio, and for ratios outside (0, 1].
+    """
+    columns = columns_methods(model)
+    if not columns:
+        raise ValueError("no Columns in this model: patch it with TokenBias(keep=...) or Columns(keep=...)")
+    for method, ratio in zip(columns, parse_keep(keep).ratios(len(columns)), strict=True):
+        method.set_keep_ratio(ratio)
+    warn_if_untrained(model)
+
+
+def hosts(model: nn.Module) -> list[Host]:
+    """What the methods are told of each block."""
+    calibration = getattr(model, "calibration", None) or [None] * len(model.blocks)
+    return [
+        Host(
+            name=f"blocks.{index}.attn",
+            index=index,
+            depth=len(model.blocks),
+            dim=model.embed_dim,
+            num_heads=block.attn.num_heads,
+            head_dim=block.attn.head_dim,
+            num_prefix_tokens=model.num_prefix_tokens,
+            has_key_norm=not isinstance(block.attn.k_norm, nn.Identity),
+            calibration=measured,
+        )
+        for index, (block, measured) in enumerate(zip(model.blocks, calibration, strict=True))
+    ]
+
+
+def attach(attn: nn.Module, stack: Prune) -> None:
+    """Swap the class of one attention and give it its methods, on the device and in the dtype of its weights."""
+    parameter = next(attn.proj.parameters())
+    attn.prune = stack.to(device=parameter.device, dtype=parameter.dtype).train(attn.training)
+    attn.__class__ = PrunedAttention
+    if stack.query_key_free:  # nothing reads these norms: frozen, so that DDP sees no unused parameter
+        names = [f"{norm}.{name}" for norm in ("q_norm", "k_norm") for name, p in getattr(attn, norm).named_parameters() if p.requires_grad]
+        stack.frozen = tuple(names)
+        for name in names:
+            attn.get_parameter(name).requires_grad_(False)
+
+
+def warn_if_untrained(model: nn.Module) -> None:
+    """A zero bias with keep < 1 keeps the top of every image: say so."""
+    for stack in prune_stacks(model):
+        bias = [method for method in stack.children() if isinstance(method, TokenBiasMethod)]
+        picks = [m for m in stack.children() if m.answers("columns") and m.needs_bias and m.keep_ratio < 1]
+        if bias and picks and not any(torch.count_nonzero(method.weight) for method in bias if not method.weight.is_meta):
+            message = "the token bias is all zero and keep < 1: ties keep the top of every image. Train first, or calibrate and use importance='column_mean'"
+            warnings.warn(message, stacklevel=3)
+            return

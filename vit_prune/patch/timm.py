@@ -1,0 +1,103 @@
+"""timm's attention with kept columns, and the table of what may be patched.
+
+B batch, N tokens (queries), M kept columns, H heads, d head dim, A = H d.  x [B, N, D] is the normed block input.
+A line that differs from timm's Attention.forward ends in `# prune`.
+"""
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.naflexvit import NaFlexVit
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from vit_prune.methods.stack import Prune
+from vit_prune.ops.attention import column_attention, query_free_attention
+from vit_prune.ops.columns import gather_mask
+
+ROOTS = (VisionTransformer, VisionTransformerDistilled, NaFlexVit)
+BLOCKS = (Block,)
+ROOT_READS = ("blocks", "embed_dim", "num_prefix_tokens")
+BLOCK_READS = ("norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
+ATTENTION_READS = (
+    "num_heads", "head_dim", "attn_dim", "scale", "fused_attn", "qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop",
+)  # fmt: skip
+
+
+class PrunedAttention(Attention):
+    """timm's Attention that computes keys and values for the kept columns only. The methods live in the child `prune`."""
+
+    prune: Prune
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """x [B, N, D] -> [B, N, D_out]; attn_mask broadcasts to [B, H, N, N], bool (True = visible) or additive."""
+        B, N, C = x.shape
+        gate = self.gate(x).sigmoid() if self.gate is not None else None
+        mask = host_mask(attn_mask, is_causal, x)  # prune
+        kept = self.prune(x, attn=self, mask=mask)  # prune
+        if mask is not None and kept.index is not None:  # prune
+            mask = gather_mask(mask, kept.index)  # prune
+        x = self.attend(x, kept.x, kept.bias, mask)  # prune
+        x = self.norm(x)
+        if gate is not None:
+            x = x * gate
+        x = self.proj(x)
+        x = self.proj_drop(x.expand(-1, N, -1))  # prune
+        return x
+
+    def attend(self, x: Tensor, kept: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Attention of x [B, N, D] over the columns kept [B, M, D] -> [B, N or 1, A]; 1 where every query has the same row."""
+        dropout_p = self.attn_drop.p if self.training else 0.0
+        if self.prune.query_key_free:
+            out = query_free_attention(self.heads(self.project(kept, 2, 3)), bias, mask=mask, dropout_p=dropout_p)
+        else:
+            impl = "math" if self.prune.impl == "auto" and not self.fused_attn else self.prune.impl
+            q, k, v = self.queries_keys_values(x, kept)
+            out = column_attention(q, k, v, bias, mask=mask, scale=self.scale, dropout_p=dropout_p, impl=impl)
+        return out.transpose(1, 2).flatten(2)
+
+    def queries_keys_values(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, H, N, d] of x; k, v [B, H, M, d] of the kept columns. One GEMM where x itself is kept."""
+        if kept is x:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+        else:
+            k, v = self.project(kept, 1, 3).chunk(2, dim=-1)
+            q = self.project(x, 0, 1)
+        return self.q_norm(self.heads(q)), self.k_norm(self.heads(k)), self.heads(v)
+
+    def project(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Rows start to stop of (query, key, value) of the qkv projection: [B, M, D] -> [B, M, (stop - start) A]."""
+        A = self.attn_dim
+        if not is_plain_linear(self.qkv):
+            return self.qkv(x)[..., start * A : stop * A]
+        bias = self.qkv.bias
+        return F.linear(x, self.qkv.weight[start * A : stop * A], None if bias is None else bias[start * A : stop * A])
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B, M, A] -> [B, H, M, d]."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def key_weight(self) -> Tensor:
+        """W_k as [H, d, D]. Raises: ValueError where qkv is not a plain nn.Linear."""
+        if not is_plain_linear(self.qkv):
+            raise ValueError(f"importance='column_mean' reads the key weight, and qkv is a {type(self.qkv).__name__} (or has hooks), not a plain nn.Linear")
+        return self.qkv.weight[self.attn_dim : 2 * self.attn_dim].unflatten(0, (self.num_heads, self.head_dim))
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """True where slicing the weight is the same as calling the module: an nn.Linear itself, without hooks."""
+    return type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+
+
+def host_mask(attn_mask: Tensor | None, is_causal: bool, x: Tensor) -> Tensor | None:
+    """The host's mask with 4 dims, [B or 1, H or 1, N or 1, N]; None where everything is visible."""
+    if is_causal and attn_mask is not None:
+        raise ValueError("give attn_mask or is_causal, not both")
+    if is_causal:
+        return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()[None, None]
+    if attn_mask is None:
+        return None
+    if not 2 <= attn_mask.ndim <= 4:
+        raise ValueError(f"attn_mask must broadcast to [batch, heads, {x.shape[1]}, {x.shape[1]}], got {tuple(attn_mask.shape)}")
+    return attn_mask[(None,) * (4 - attn_mask.ndim)]

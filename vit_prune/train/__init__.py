@@ -1,0 +1,1 @@
+"""Floor 4: Data, the training loop and its state."""
