@@ -1,7 +1,27 @@
 """vit_prune makes timm's Vision Transformers cheaper and says what that cost."""
 
+from vit_prune import models  # registers deit_s_bias and the others with timm
+from vit_prune.calibrate import calibrate
+from vit_prune.methods.base import set_progress
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.schedules import constant, cosine, linear, step
 from vit_prune.methods.token_bias import TokenBias
 from vit_prune.patch import patch, patched, set_keep, unpatch
 from vit_prune.version import __version__
+
+__all__ = [
+    "Columns",
+    "TokenBias",
+    "__version__",
+    "calibrate",
+    "constant",
+    "cosine",
+    "linear",
+    "models",
+    "patch",
+    "patched",
+    "set_keep",
+    "set_progress",
+    "step",
+    "unpatch",
+]

@@ -105,8 +105,8 @@ def check_providers(methods: Iterable[Method]) -> None:
             raise ValueError(f"{' and '.join(names)} both provide `{hook}`; a block takes one")
 
 
-def run_step(model: nn.Module, progress: float) -> None:
-    """Call every method's `step` hook."""
+def set_progress(model: nn.Module, progress: float) -> None:
+    """Tell every method the share of training that is done, in [0, 1]: before each optimizer step, as tools/train.py does."""
     for module in model.modules():
         if isinstance(module, Method):
             module.step(progress)

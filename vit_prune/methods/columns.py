@@ -37,7 +37,8 @@ class Columns(MethodConfig):
         merge_rank: dimensions in which nearness is measured: that many calibrated principal directions of x. None takes all that the
             calibration holds, or x itself where there is none.
         sampling: "topk" takes the most important, "gumbel" draws without replacement by importance (Gumbel-top-k).
-        seed: of the random numbers. In evaluation the draw depends on the seed and the block alone, in training also on the image.
+        seed: of the random numbers, which leave PyTorch's generators alone. In evaluation they depend on the seed and the block alone, so that
+            an image gets the same columns in any batch; in training also on the place in the batch and on `vp.set_progress(model, progress)`.
     """
 
     name: ClassVar[str] = "columns"
@@ -88,7 +89,9 @@ class ColumnsMethod(Method):
         self.config = config
         self.keep_ratio = config.keep.ratios(host.depth)[host.index]
         self.num_prefix_tokens = host.num_prefix_tokens
-        self.key = noise.block_key(config.seed, host.index)
+        self.dim = host.dim
+        self.block = host.index
+        self.register_buffer("noise_key", torch.tensor(noise.block_key(config.seed, host.index)), persistent=False)
         self.needs_bias = f"importance={config.importance!r}" if config.importance in ("logit", "prob") else ""
         self.register_buffer("q_mean", self._calibrated_q_mean(host))
         self.register_buffer("directions", self._calibrated_directions(host))
@@ -118,17 +121,26 @@ class ColumnsMethod(Method):
             return None
         visible = None if mask is None else ops.visible_tokens(mask).expand(x.shape[0], -1)
         with torch.no_grad():
-            selection = self._select(x, bias, attn, visible)
+            anticipated = self._anticipated_logits(x, attn)
+            selection = self._select(x, bias, anticipated, visible)
         if self.config.dropped == "merge":
-            columns, bias = self._merge(x, bias, selection, visible)
+            columns, bias = self._merge(x, bias, anticipated, selection, visible)
         else:
             columns = ops.gather_tokens(x, selection.kept)
             bias = None if bias is None else ops.gather_bias(bias.expand(x.shape[0], -1, -1), selection.kept)
         return KeptColumns(columns, self._hide(bias, selection, x), selection.kept)
 
-    def _select(self, x: Tensor, bias: Tensor | None, attn: nn.Module, visible: Tensor | None) -> ops.Selection:
+    def _anticipated_logits(self, x: Tensor, attn: nn.Module) -> Tensor | None:
+        """scale * q_mean . k [B, H, N] without computing k: q_mean . k_j is x_j . (W_k^T q_mean), up to a constant per head."""
+        if self.q_mean is None or attn.prune.query_key_free:
+            return None
+        key_weight = attn.key_weight()  # [H, d, D]
+        anticipated = torch.einsum("hd,hdw->hw", self.q_mean.to(key_weight.dtype), key_weight) * attn.scale  # [H, D]
+        return anticipated.to(x.dtype) @ x.mT
+
+    def _select(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None) -> ops.Selection:
         P = self.num_prefix_tokens
-        importance = self._importance(x, bias, attn, visible)  # [B, N]
+        importance = self._importance(x, bias, anticipated, visible)  # [B, N]
         patches, seen = importance[:, P:], None if visible is None else visible[:, P:]
         if self.config.rule == "topk":
             width = ops.num_kept(x.shape[1], P, self.keep_ratio) - P
@@ -141,25 +153,16 @@ class ColumnsMethod(Method):
             ranked = ranked.masked_fill(~seen, float("-inf"))
         return ops.select(ranked, num_prefix=P, width=width, count=count)
 
-    def _importance(self, x: Tensor, bias: Tensor | None, attn: nn.Module, visible: Tensor | None) -> Tensor:
+    def _importance(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None) -> Tensor:
         """[B, N] float32; a probability for prob and column_mean."""
         if self.config.importance == "random":
             return noise.uniform(self._keys(x), x.shape[1])
+        logits = sum_of(bias, anticipated).expand(x.shape[0], -1, -1).float()
         if self.config.importance == "logit":
-            return bias.expand(x.shape[0], -1, -1).float().mean(1)
-        logits = self._column_logits(x, bias, attn).float()
+            return logits.mean(1)
         if visible is not None:
             logits = logits.masked_fill(~visible[:, None], torch.finfo(logits.dtype).min)
         return logits.softmax(-1).mean(1)
-
-    def _column_logits(self, x: Tensor, bias: Tensor | None, attn: nn.Module) -> Tensor:
-        """b, or b + scale * q_mean . k without computing k: q_mean . k_j is x_j . (W_k^T q_mean), up to a constant per head."""
-        if self.config.importance == "prob" or attn.prune.query_key_free:
-            return bias
-        key_weight = attn.key_weight()  # [H, d, D]
-        anticipated = torch.einsum("hd,hdw->hw", self.q_mean.to(key_weight.dtype), key_weight) * attn.scale  # [H, D]
-        logits = anticipated.to(x.dtype) @ x.mT
-        return logits if bias is None else logits + bias
 
     def _draw(self, importance: Tensor, x: Tensor) -> Tensor:
         """Gumbel-top-k: the largest of log p + Gumbel noise are a draw without replacement. A logit is a log p already."""
@@ -169,8 +172,12 @@ class ColumnsMethod(Method):
         return log_p + noise.gumbel(self._keys(x), importance.shape[1])
 
     def _keys(self, x: Tensor) -> Tensor:
-        key = torch.full((x.shape[0],), self.key, device=x.device)
-        return key ^ (noise.digest(x) & noise.LOW_32_BITS) if self.training else key
+        """[B], one key of the noise per image."""
+        row = torch.arange(x.shape[0], device=x.device) * self.training
+        return noise.mix((self.noise_key + row) & noise.LOW_32_BITS)
+
+    def step(self, progress: float) -> None:
+        self.noise_key.fill_(noise.block_key(self.config.seed, self.block, round(progress * noise.LOW_32_BITS)))
 
     def _count(self, probability: Tensor, visible: Tensor | None) -> Tensor:
         """[B], kept patches per image by the rules mass and threshold, at least 1."""
@@ -181,10 +188,12 @@ class ColumnsMethod(Method):
         above = patches * num_tokens >= self.config.tau - ops.ROUNDING
         return above.sum(-1).clamp(min=1)
 
-    def _merge(self, x: Tensor, bias: Tensor | None, selection: ops.Selection, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _merge(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, selection: ops.Selection, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Members of a cluster weigh by the logit that is expected of them: b, and the anticipated part where it is calibrated."""
         features = x.detach() if self.directions is None else x.detach() @ self.directions.to(x.dtype)
         bias = x.new_zeros(x.shape[0], 1, x.shape[1]) if bias is None else bias.expand(x.shape[0], -1, -1)
-        return ops.merge(x, bias, selection, features=features, num_prefix=self.num_prefix_tokens, visible=visible)
+        weight = sum_of(bias, anticipated).mean(1)
+        return ops.merge(x, bias, selection, features=features, num_prefix=self.num_prefix_tokens, weight=weight, visible=visible)
 
     @staticmethod
     def _hide(bias: Tensor | None, selection: ops.Selection, x: Tensor) -> Tensor | None:
@@ -193,9 +202,37 @@ class ColumnsMethod(Method):
         bias = x.new_zeros(x.shape[0], 1, selection.kept.shape[1]) if bias is None else bias
         return bias.masked_fill(~selection.valid[:, None], float("-inf"))
 
+    def macs(self, num_tokens: int, num_columns: int | None = None, *, query_key_free: bool = False) -> int:
+        """What the selection costs for one image: the anticipated logits of column_mean and the assignment of merge.
+
+        num_columns: M under the rules mass and threshold, where it depends on the image. query_key_free: no keys to anticipate.
+        """
+        by_topk = self.config.rule == "topk"
+        if by_topk and self.keep_ratio == 1.0:
+            return 0
+        total = 0
+        if self.q_mean is not None and not query_key_free:
+            total += self.dim * self.q_mean.numel()  # W_k^T q_mean
+            total += num_tokens * self.q_mean.shape[0] * self.dim  # its product with each x
+        if self.config.dropped == "merge":
+            P = self.num_prefix_tokens
+            M = ops.num_kept(num_tokens, P, self.keep_ratio) if by_topk else num_columns
+            sources = num_tokens - (M if by_topk else P)  # where M varies, kept patches are compared too
+            rank = self.dim if self.directions is None else self.directions.shape[1]
+            total += sources * (M - P) * rank
+            total += 0 if self.directions is None else num_tokens * self.dim * rank
+        return total
+
     def set_keep_ratio(self, ratio: float) -> None:
         """Raises: ValueError outside (0, 1] or where the rule has no keep ratio."""
         check_ratio(ratio)
         if self.config.rule != "topk":
             raise ValueError(f"the rule {self.config.rule} takes tau, not keep; patch again to change it")
         self.keep_ratio = ratio
+
+
+def sum_of(bias: Tensor | None, anticipated: Tensor | None) -> Tensor:
+    """The logits that are known before the queries are, [B, H or 1, N]."""
+    if bias is None or anticipated is None:
+        return anticipated if bias is None else bias
+    return bias + anticipated

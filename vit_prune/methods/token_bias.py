@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vit_prune.methods.base import Host, Method, MethodConfig
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.schedules import Keep, parse_keep
+from vit_prune.ops.attention import full_precision
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class TokenBiasMethod(Method):
     def bias(self, x: Tensor) -> Tensor:
         """[B, H or 1, N] in float32 (a half-precision bias of 1e5 would be infinite), contiguous over the tokens."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x.device.type):
             return self.weight.to(wide) @ x.to(wide).mT
 
     def macs(self, num_tokens: int) -> int:

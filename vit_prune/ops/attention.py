@@ -4,6 +4,8 @@ B batch, N queries, M kept columns, H heads, d head dim.
 q [B, H, N, d];  k, v [B, H, M, d];  bias [B, H or 1, M];  mask broadcasts to [B, H, N, M].
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -65,6 +67,11 @@ def query_free_attention(v: Tensor, bias: Tensor, *, mask: Tensor | None = None,
     return weights.to(v.dtype) @ v
 
 
+def full_precision(device_type: str) -> AbstractContextManager:
+    """Autocast off, on devices that have it (`meta` has none)."""
+    return torch.autocast(device_type, enabled=False) if torch.amp.is_autocast_available(device_type) else nullcontext()
+
+
 def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, dropout_p: float, impl: str) -> None:
     if impl not in IMPLS:
         raise ValueError(f"impl must be one of {', '.join(IMPLS)}, got {impl!r}")
@@ -87,7 +94,7 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> str:
 def _math(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float | None, dropout_p: float) -> Tensor:
     wide = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    with torch.autocast(q.device.type, enabled=False):
+    with full_precision(q.device.type):
         logits = (q.to(wide) * scale) @ k.to(wide).transpose(-2, -1)
         if bias is not None:
             logits = logits + bias[:, :, None, :]

@@ -65,7 +65,7 @@ def smallest_mass(probability: Tensor, tau: float) -> Tensor:
     """Size of the smallest set of patches that holds the share tau of their probability: [B, n] -> [B] int64, at least 1."""
     falling = probability.sort(dim=-1, descending=True, stable=True).values.double()
     before = falling.cumsum(-1) - falling
-    short = before < (tau - ROUNDING) * falling.sum(-1, keepdim=True)
+    short = before < (tau - 1e-12) * falling.sum(-1, keepdim=True)  # float64's rounding: half of ten equal parts is five
     return (short & (falling > 0)).sum(-1).clamp(min=1)
 
 
@@ -85,34 +85,50 @@ def gather_mask(mask: Tensor, index: Tensor) -> Tensor:
     return mask.gather(-1, index[:, None, None, :].expand(-1, mask.shape[1], mask.shape[2], -1))
 
 
-def merge(x: Tensor, bias: Tensor, selection: Selection, *, features: Tensor, num_prefix: int, visible: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def merge(
+    x: Tensor,
+    bias: Tensor,
+    selection: Selection,
+    *,
+    features: Tensor,
+    num_prefix: int,
+    weight: Tensor | None = None,
+    visible: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Fold each dropped patch into the kept patch nearest to it in cosine similarity of `features`.
 
-    A cluster C becomes one column: x is the mean of its members weighted by softmax_C(mean over heads of b), the bias is
-    logsumexp_C(b) per head. For equal members this is exact. b holds every additive term of a column, log size included.
+    A cluster C becomes one column: x is the mean of its members weighted by softmax_C(weight), the bias is logsumexp_C(b) per head.
+    For equal members this is exact. b holds every additive term of a column, log size included.
 
     Args:
         x: [B, N, D]. bias: [B, H or 1, N], zeros where there is none. selection: from `select`.
         features: [B, N, r], what nearness is measured in; (N - M) (M - P) r multiply-accumulates.
         num_prefix: prefix tokens are nobody's nearest: they stay themselves.
+        weight: [B, N], the logit expected of each token; None takes the mean of b over the heads.
         visible: [B or 1, N] bool; hidden tokens add nothing. None means all are visible.
 
     Returns: x [B, M, D] and bias [B, H or 1, M].
     """
     bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
+    weight = bias.mean(1, keepdim=True) if weight is None else weight[:, None].to(bias.dtype)
     source, silent = _sources(selection, num_prefix, visible)
     target, real = _targets(selection, num_prefix, visible)
     column = num_prefix + _nearest(gather_tokens(features, source), gather_tokens(features, target), real)  # [B, S]
-    kept_bias, source_bias = gather_bias(bias, selection.kept), gather_bias(bias, source)
-    if silent is not None:
-        source_bias = source_bias.masked_fill(silent[:, None], float("-inf"))
-    kept_mean, source_mean = kept_bias.mean(1, keepdim=True), source_bias.mean(1, keepdim=True)
-    total = _cluster_logsumexp(kept_mean, source_mean, column)  # [B, 1, M]
-    kept_weight = (kept_mean - total).exp().mT.to(x.dtype)  # [B, M, 1]
-    source_weight = (source_mean - total.gather(2, column[:, None])).exp().mT.to(x.dtype)  # [B, S, 1]
-    merged = gather_tokens(x, selection.kept) * kept_weight
-    merged = merged.scatter_add(1, column[:, :, None].expand(-1, -1, x.shape[-1]), gather_tokens(x, source) * source_weight)
-    return merged, _cluster_logsumexp(kept_bias, source_bias, column)
+
+    def ends(logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the columns [B, h, M] and of the sources [B, h, S]."""
+        sources = gather_bias(logits, source)
+        return gather_bias(logits, selection.kept), sources if silent is None else sources.masked_fill(silent[:, None], float("-inf"))
+
+    return _weighted_mean(x, *ends(weight), selection.kept, source, column), _cluster_logsumexp(*ends(bias), column)
+
+
+def _weighted_mean(x: Tensor, kept_logit: Tensor, source_logit: Tensor, kept: Tensor, source: Tensor, column: Tensor) -> Tensor:
+    """Mean of each cluster weighted by the softmax of its logits: [B, 1, M] and [B, 1, S] -> [B, M, D]."""
+    total = _cluster_logsumexp(kept_logit, source_logit, column)  # [B, 1, M]
+    kept_weight = (kept_logit - total).exp().mT.to(x.dtype)  # [B, M, 1]
+    source_weight = (source_logit - total.gather(2, column[:, None])).exp().mT.to(x.dtype)  # [B, S, 1]
+    return (gather_tokens(x, kept) * kept_weight).scatter_add(1, column[:, :, None].expand(-1, -1, x.shape[-1]), gather_tokens(x, source) * source_weight)
 
 
 def _sources(selection: Selection, num_prefix: int, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -29,11 +29,9 @@ def gumbel(key: Tensor, length: int) -> Tensor:
     return -(-uniform(key, length).log()).log()
 
 
-def digest(x: Tensor) -> Tensor:
-    """One number per image from its content: x [B, N, D] -> [B] int64. Equal inputs, equal numbers; no gradient."""
-    return x.detach()[..., 0].float().sum(1).view(torch.int32).long()
-
-
-def block_key(seed: int, block: int) -> int:
-    """The key of one block's noise under a seed."""
-    return int(mix(mix(torch.tensor([seed & LOW_32_BITS], device="cpu")) + block & LOW_32_BITS))
+def block_key(seed: int, block: int, draw: int = 0) -> int:
+    """The key of one block's noise under a seed; another `draw` is another noise."""
+    key = torch.zeros(1, dtype=torch.int64, device="cpu")
+    for part in (seed, block, draw):
+        key = mix((key + part) & LOW_32_BITS)
+    return int(key)

@@ -116,9 +116,9 @@ def attach(attn: nn.Module, stack: Prune) -> None:
 def warn_if_untrained(model: nn.Module) -> None:
     """A zero bias with keep < 1 keeps the top of every image: say so."""
     for stack in prune_stacks(model):
-        bias = [method for method in stack.children() if isinstance(method, TokenBiasMethod)]
-        picks = [m for m in stack.children() if m.answers("columns") and m.needs_bias and m.keep_ratio < 1]
-        if bias and picks and not any(torch.count_nonzero(method.weight) for method in bias if not method.weight.is_meta):
+        biases = [method.weight for method in stack.children() if isinstance(method, TokenBiasMethod) and not method.weight.is_meta]
+        ranked = any(method.answers("columns") and method.needs_bias and method.keep_ratio < 1 for method in stack.children())
+        if ranked and biases and not any(torch.count_nonzero(weight) for weight in biases):
             message = "the token bias is all zero and keep < 1: ties keep the top of every image. Train first, or calibrate and use importance='column_mean'"
             warnings.warn(message, stacklevel=3)
             return

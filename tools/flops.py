@@ -1,0 +1,99 @@
+"""MACs of timm ViTs, dense and pruned: `python tools/flops.py --model deit_small_patch16_224 --keep 0.5 --per-block`.
+
+Closed form, checked with PyTorch's counter and, for the dense model, with fvcore. No weights are loaded; FLOPs are 2 x MACs.
+"""
+
+import difflib
+import importlib.util
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import timm
+import torch
+import tyro
+from torch import nn
+
+import vit_prune as vp
+from vit_prune.measure.counter import CountMismatch, cross_check
+from vit_prune.measure.macs import macs
+from vit_prune.measure.report import block_table, macs_table, write_json
+from vit_prune.methods.base import BlockCalibration
+from vit_prune.methods.stack import prune_stacks
+from vit_prune.patch.check import check_host
+
+
+@dataclass(frozen=True)
+class Flags:
+    model: tuple[str, ...]  # timm names, ours among them
+    img_size: tuple[int, ...] | None = None  # one side, or height and width, in pixels; the model's own if left out
+    keep: str | None = None  # 0.5, linear:1.0:0.3, cosine:..., step:1.0:0.5:6, or one ratio per block: 1,1,.9
+    dropped: Literal["drop", "merge"] | None = None  # what becomes of the other columns
+    importance: Literal["logit", "prob", "column_mean", "random"] | None = None
+    merge_rank: int | None = None  # directions in which merge compares; all of x if left out
+    query_key_free: int | None = None  # that many last blocks attend by the bias alone
+    per_block: bool = False
+    fvcore: bool = True  # check the dense count with fvcore too: one forward on the CPU
+    json: Path | None = None
+
+    def methods(self) -> dict:
+        names = ("keep", "dropped", "importance", "merge_rank", "query_key_free")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def size(self) -> int | tuple[int, ...] | None:
+        if self.img_size is not None and len(self.img_size) not in (1, 2):
+            raise ValueError(f"img-size takes one side, or height and width, got {len(self.img_size)} numbers")
+        return self.img_size[0] if self.img_size and len(self.img_size) == 1 else self.img_size
+
+
+def build(name: str, flags: Flags) -> nn.Module:
+    known = timm.list_models(include_tags="." in name)
+    if name not in known:
+        raise ValueError(f"unknown model {name!r}; nearest: {', '.join(difflib.get_close_matches(name, known, cutoff=0)) or 'none'}")
+    with torch.device("meta"):
+        return timm.create_model(name, **({} if flags.img_size is None else {"img_size": flags.size()}))
+
+
+def add_methods(model: nn.Module, keep: str = "1", query_key_free: int = 0, **columns) -> None:
+    """TokenBias and Columns, calibrated by place holders: only shapes count. A model that has methods takes a new keep alone."""
+    if prune_stacks(model):
+        if columns or query_key_free:
+            raise ValueError("this model is patched already: it takes --keep only; give the other flags with timm's own model")
+        vp.set_keep(model, keep)
+        return
+    check_host(model)
+    rank, attn = columns.get("merge_rank", 0), model.blocks[0].attn
+    if not 0 <= rank <= model.embed_dim:
+        raise ValueError(f"merge-rank must be in 1..{model.embed_dim}, the model's width, got {rank}")
+    if rank or columns.get("importance") == "column_mean":
+        measured = BlockCalibration(torch.empty(attn.num_heads, attn.head_dim), torch.empty(model.embed_dim, rank))
+        model.calibration = [measured] * len(model.blocks)
+    vp.patch(model, [vp.TokenBias(query_key_free=query_key_free), vp.Columns(keep=keep, **columns)])
+
+
+def run(flags: Flags) -> None:
+    results, counted = {}, {}
+    fvcore = flags.fvcore and importlib.util.find_spec("fvcore") is not None
+    if flags.fvcore and not fvcore:
+        print("check: fvcore is not installed; PyTorch's counter checks alone")
+    for name in flags.model:
+        model = build(name, flags)
+        if flags.methods():
+            add_methods(model, **flags.methods())
+        results[name] = macs(model, flags.size())
+        counted[name] = cross_check(model, results[name], name=name, fvcore=fvcore)
+        print(f"check: {name}: counted as in closed form: " + "; ".join(f"{found:,} MACs {what}" for what, found in counted[name].items()))
+        if flags.per_block:
+            print(f"\n{name}\n{block_table(results[name])}\n")
+    print(macs_table(results))
+    if flags.json is not None:
+        write_json(flags.json, {name: result.to_dict() | {"counted": counted[name]} for name, result in results.items()})
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", message="the token bias is all zero")  # the weights do not matter here
+    try:
+        run(tyro.cli(Flags, description=__doc__))
+    except (ValueError, TypeError, NotImplementedError, OSError, CountMismatch) as error:
+        raise SystemExit(f"flops: {error}") from error

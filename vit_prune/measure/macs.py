@@ -1,0 +1,221 @@
+"""Multiply-accumulates (MACs) of a timm ViT in closed form, dense or patched, and a counter to check them.
+
+What counts is what FlopCounterMode counts: matrix products and convolutions. Elementwise work, norms, softmax, sorting, gathering,
+scatter-adds and interpolation are not MACs. FLOPs = 2 x MACs. All figures are for inference on one image.
+
+Legend: N tokens (queries), M kept columns, H heads, d head dim, A = H d, D width, r directions. Per block:
+
+    q          N D A          kv         2 M D A
+    qk         N M A          av         N M A
+    gate, proj N per weight   mlp        N per weight of every nn.Linear
+    bias       N D H          selection  what the selection costs, see ColumnsMethod.macs
+
+Without queries and keys: no q, M D A for the values, no qk, M A for softmax(bias) v, and one row through proj (N with an output gate).
+"""
+
+from collections.abc import Sequence
+
+from timm.layers import Attention, AttentionPoolLatent, PatchEmbed
+from timm.layers.attention_pool import AttentionPoolPrr
+from timm.models.naflexvit import NaFlexEmbeds
+from torch import nn
+
+from vit_prune.measure.counter import count_macs
+from vit_prune.measure.inputs import image_size, patch_grid, unwrap
+from vit_prune.measure.result import BLOCK_PARTS, BlockMacs, ModelMacs
+from vit_prune.methods.base import PROVIDERS
+from vit_prune.methods.columns import ColumnsMethod
+from vit_prune.methods.stack import Prune
+from vit_prune.ops.columns import num_kept
+from vit_prune.patch.timm import BLOCKS, ROOTS, PrunedAttention, is_plain_linear
+
+__all__ = ["BLOCK_PARTS", "BlockMacs", "ModelMacs", "count_macs", "macs"]
+
+ONE_ROW_POOLS = ("token", "avg", "avgmax", "max")
+
+
+def macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, *, num_columns: Sequence[int] | None = None) -> ModelMacs:
+    """MACs of a timm ViT in closed form, patched or not; no forward is run and the weights may lie on `meta`.
+
+    Args:
+        model: VisionTransformer, VisionTransformerDistilled or NaFlexVit of standard blocks.
+        img_size: pixels, int or (height, width); None is the model's own size. Others need dynamic_img_size or a NaFlexVit.
+        num_columns: M per block for the rules mass and threshold, prefix tokens included, e.g. the means over a data set, rounded.
+
+    Raises: TypeError that names the module whose MACs are not known; ValueError for a size that the model does not take, and for
+        num_columns that are missing, out of range or not asked for.
+    """
+    model = unwrap(model)
+    if type(model) not in ROOTS:
+        supported = ", ".join(root.__name__ for root in ROOTS)
+        raise TypeError(f"MACs of {type(model).__module__}.{type(model).__qualname__} are not known in closed form; supported: {supported}")
+    sheet = Sheet(model)
+    embeds = _embeds(sheet)
+    size = image_size(model, img_size)
+    height, width = patch_grid(embeds, size, fixed=not getattr(model, "dynamic_img_size", True))  # a NaFlexVit has no such flag
+    num_tokens = height * width + model.num_prefix_tokens
+    given = [None] * len(model.blocks) if num_columns is None else list(num_columns)
+    if len(given) != len(model.blocks):
+        raise ValueError(f"num_columns lists {len(given)} blocks, the model has {len(model.blocks)}")
+    result = ModelMacs(
+        img_size=size,
+        num_tokens=num_tokens,
+        patch_embed=_projection(sheet, embeds.proj, height * width),
+        blocks=tuple(_block(sheet, block, num_tokens, columns) for block, columns in zip(model.blocks, given, strict=True)),
+        pool=_pool(sheet, num_tokens),
+        head=_head(sheet, num_tokens),
+    )
+    sheet.check_complete()
+    return result
+
+
+class Sheet:
+    """The products entered so far, so that no weight is left out: `check_complete` names the first that is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.names = {module: name or "model" for name, module in model.named_modules()}
+        self.entered = {model}
+
+    def refuse(self, module: nn.Module, supported: str) -> TypeError:
+        return TypeError(f"{self.names[module]} is {type(module).__module__}.{type(module).__qualname__}, whose MACs are not known; supported: {supported}")
+
+    def linear(self, module: nn.Module | None, rows: int) -> int:
+        """rows x weights of an nn.Linear itself; 0 for None and nn.Identity."""
+        if module is None or type(module) is nn.Identity:
+            return 0
+        if type(module) is not nn.Linear:
+            raise self.refuse(module, "torch.nn.Linear")
+        self.entered.add(module)
+        return rows * module.weight.numel()
+
+    def mlp(self, module: nn.Module, rows: int) -> int:
+        """Every nn.Linear of it, for rows tokens: Mlp, GluMlp, SwiGLU. One that lies deeper (an adapter's) is for `check_complete` to name."""
+        return sum(self.linear(child, rows) for child in module.children() if isinstance(child, nn.Linear))
+
+    def check_complete(self) -> None:
+        """Raises: TypeError for a module that holds a matrix and that nobody entered. Methods report their own."""
+        ours = {child for module in self.names if isinstance(module, Prune) for child in module.modules()}
+        for module in self.names:
+            missed = module not in self.entered and module not in ours
+            if missed and any(parameter.ndim > 1 for parameter in module.parameters(recurse=False)):
+                kind = f"{type(module).__module__}.{type(module).__qualname__}"
+                raise TypeError(f"{self.names[module]} is {kind}, which holds a matrix where the closed form knows of none")
+
+
+def _embeds(sheet: Sheet) -> nn.Module:
+    embeds = sheet.model.patch_embed if hasattr(sheet.model, "patch_embed") else sheet.model.embeds
+    if type(embeds) not in (PatchEmbed, NaFlexEmbeds):
+        raise sheet.refuse(embeds, "PatchEmbed, NaFlexEmbeds")
+    sheet.entered.add(embeds)
+    return embeds
+
+
+def _projection(sheet: Sheet, proj: nn.Module, num_patches: int) -> int:
+    """Of each patch's pixels: a linear layer, or a convolution that steps from patch to patch."""
+    if type(proj) is nn.Linear:
+        return sheet.linear(proj, num_patches)
+    if type(proj) is not nn.Conv2d or proj.stride != proj.kernel_size:
+        raise sheet.refuse(proj, "an nn.Conv2d whose stride is its kernel size, nn.Linear")
+    sheet.entered.add(proj)
+    return num_patches * proj.weight.numel()
+
+
+def _block(sheet: Sheet, block: nn.Module, num_tokens: int, given: int | None) -> BlockMacs:
+    if type(block) not in BLOCKS:
+        raise sheet.refuse(block, ", ".join(kind.__name__ for kind in BLOCKS))
+    attn = block.attn
+    if type(attn) not in (Attention, PrunedAttention):
+        raise sheet.refuse(attn, "Attention, PrunedAttention")
+    stack = attn.prune if type(attn) is PrunedAttention else None
+    if stack is not None and not is_plain_linear(attn.qkv):
+        raise TypeError(f"{sheet.names[attn.qkv]} is a {type(attn.qkv).__name__} or has hooks: a patched block calls it whole, and its MACs are not known")
+    columns = _num_columns(sheet.names[attn], stack, num_tokens, given)
+    mlp = sheet.mlp(block.mlp, num_tokens)
+    key_free = stack is not None and stack.query_key_free
+
+    def attention(columns: int, *, key_free: bool) -> dict[str, int]:
+        return _attention(sheet, attn, num_tokens, columns, key_free=key_free)
+
+    return BlockMacs(
+        name=sheet.names[block],
+        num_tokens=num_tokens,
+        num_columns=columns,
+        parts={**attention(columns, key_free=key_free), **_overhead(stack, num_tokens, given), "mlp": mlp},
+        dense=sum(attention(num_tokens, key_free=False).values()) + mlp,
+        ceiling=sum(attention(0, key_free=key_free).values()) + mlp,
+    )
+
+
+def _num_columns(name: str, stack: Prune | None, num_tokens: int, given: int | None) -> int:
+    """M of a block. Raises: NotImplementedError for a method whose effect on the host's own products is not known here."""
+    methods = list(stack.children()) if stack is not None else []
+    for method in methods:
+        unknown = [hook for hook in PROVIDERS if method.answers(hook) and not isinstance(method, ColumnsMethod)]
+        if unknown:
+            raise NotImplementedError(f"{name}: {type(method).__name__} provides `{unknown[0]}`, which the closed form does not count")
+    choosers = [method for method in methods if isinstance(method, ColumnsMethod)]  # one at most
+    if choosers and choosers[0].config.rule != "topk":
+        return _given_columns(name, choosers[0], num_tokens, given)
+    columns = num_kept(num_tokens, choosers[0].num_prefix_tokens, choosers[0].keep_ratio) if choosers else num_tokens
+    if given is not None:
+        raise ValueError(f"{name}: num_columns is for the rules mass and threshold; here M is {columns}")
+    return columns
+
+
+def _given_columns(name: str, method: ColumnsMethod, num_tokens: int, given: int | None) -> int:
+    if given is None:
+        raise ValueError(f"{name}: under the rule {method.config.rule} M depends on the image: give num_columns, one M per block")
+    if not method.num_prefix_tokens < given <= num_tokens:
+        raise ValueError(f"{name}: num_columns must be in {method.num_prefix_tokens + 1}..{num_tokens}, got {given}")
+    return given
+
+
+def _attention(sheet: Sheet, attn: nn.Module, num_tokens: int, num_columns: int, *, key_free: bool) -> dict[str, int]:
+    """The host's own products, without the methods'. key_free: attention is softmax(bias) v, one row for all queries."""
+    queries = 0 if key_free else num_tokens
+    proj_rows = 1 if key_free and attn.gate is None else num_tokens
+    per_row = sheet.linear(attn.qkv, 1) // 3  # D A, a third of the qkv projection
+    return {
+        "q": queries * per_row,
+        "kv": num_columns * per_row * (1 if key_free else 2),
+        "qk": queries * num_columns * attn.attn_dim,
+        "av": max(1, queries) * num_columns * attn.attn_dim,
+        "gate": sheet.linear(attn.gate, num_tokens),
+        "proj": sheet.linear(attn.proj, proj_rows),
+    }
+
+
+def _overhead(stack: Prune | None, num_tokens: int, given: int | None) -> dict[str, int]:
+    """What the methods report: the selection, and everything else, which adds to the logits."""
+    overhead = {"bias": 0, "selection": 0}
+    for method in stack.children() if stack is not None else ():
+        if isinstance(method, ColumnsMethod):
+            overhead["selection"] += method.macs(num_tokens, given, query_key_free=stack.query_key_free)
+        else:
+            overhead["bias"] += method.macs(num_tokens)
+    return overhead
+
+
+def _pool(sheet: Sheet, num_tokens: int) -> int:
+    pool = sheet.model.attn_pool
+    if pool is None:
+        return 0
+    rows = num_tokens if sheet.model.pool_include_prefix else num_tokens - sheet.model.num_prefix_tokens
+    sheet.entered.add(pool)
+    if type(pool) is AttentionPoolPrr:
+        return 2 * rows * rows * pool.out_features  # q k^T and weights v of x itself
+    if type(pool) is not AttentionPoolLatent:
+        raise sheet.refuse(pool, "AttentionPoolLatent, AttentionPoolPrr")
+    latents = pool.latent_len
+    projections = sheet.linear(pool.q, latents) + sheet.linear(pool.kv, rows) + sheet.linear(pool.proj, latents)
+    mlp = 0 if pool.mlp is None else sheet.mlp(pool.mlp, latents)
+    return projections + 2 * latents * rows * pool.num_heads * pool.head_dim + mlp
+
+
+def _head(sheet: Sheet, num_tokens: int) -> int:
+    """The classifier, and the second one of a distilled model; global_pool='' sends every token through it."""
+    pooled = sheet.model.attn_pool is not None or sheet.model.global_pool in ONE_ROW_POOLS
+    distilled = getattr(sheet.model, "head_dist", None)
+    rows = 1 if pooled or distilled is not None else num_tokens
+    return sheet.linear(sheet.model.head, rows) + sheet.linear(distilled, rows)

@@ -1,0 +1,102 @@
+"""Token-bias models in timm's registry: `timm.create_model("deit_s_bias", pretrained=True, keep="linear:1.0:0.3")`.
+
+Each is timm's own model, patched with `TokenBias` and `Columns`. It takes timm's arguments (`img_size`, `num_classes`, `features_only`,
+`checkpoint_path` with dense or with our weights, ...) and the fields of the two configs. `pretrained=True` starts from timm's dense weights.
+"""
+
+import warnings
+from dataclasses import fields
+
+import timm
+from timm.models import VisionTransformer, build_model_with_cfg, generate_default_cfgs, register_model
+from torch import nn
+
+from vit_prune.methods.columns import Columns
+from vit_prune.methods.token_bias import TokenBias
+from vit_prune.patch import patch
+
+default_cfgs = generate_default_cfgs(
+    {
+        "vit_mini28": {
+            "num_classes": 10,
+            "input_size": (3, 28, 28),
+            "crop_pct": 1.0,
+            "interpolation": "bicubic",
+            "mean": (0.5, 0.5, 0.5),
+            "std": (0.5, 0.5, 0.5),
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        }
+    }
+)
+COLUMNS_FIELDS = {field.name for field in fields(Columns)}
+BIAS_FIELDS = {field.name for field in fields(TokenBias)} - COLUMNS_FIELDS
+
+
+def bias_model(architecture: str, pretrained: bool = False, **kwargs) -> nn.Module:
+    """timm's `architecture` with token bias and columns; kwargs are timm's and the fields of TokenBias and Columns.
+
+    Raises: ValueError for a field's wrong value, TypeError (timm's) for an unknown argument.
+    """
+    bias = TokenBias(**{name: kwargs.pop(name) for name in BIAS_FIELDS & kwargs.keys()})
+    columns = Columns(**{name: kwargs.pop(name) for name in COLUMNS_FIELDS & kwargs.keys()})
+    return patch_fresh(timm.create_model(architecture, pretrained=pretrained, **kwargs), bias, columns)
+
+
+def patch_fresh(model: nn.Module, bias: TokenBias, columns: Columns) -> nn.Module:
+    """Patch a new model, or the one inside a `features_only` wrapper, without the warning about a bias that is still zero."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the token bias is all zero")  # a checkpoint or the training comes after
+        patch(getattr(model, "model", model), [bias, columns])
+    return model
+
+
+@register_model
+def deit_ti_bias(pretrained: bool = False, **kwargs) -> nn.Module:
+    """DeiT-Ti/16 at 224 px with token bias."""
+    return bias_model("deit_tiny_patch16_224", pretrained, **kwargs)
+
+
+@register_model
+def deit_s_bias(pretrained: bool = False, **kwargs) -> nn.Module:
+    """DeiT-S/16 at 224 px with token bias."""
+    return bias_model("deit_small_patch16_224", pretrained, **kwargs)
+
+
+@register_model
+def deit_b_bias(pretrained: bool = False, **kwargs) -> nn.Module:
+    """DeiT-B/16 at 224 px with token bias."""
+    return bias_model("deit_base_patch16_224", pretrained, **kwargs)
+
+
+@register_model
+def vit_ti_bias(pretrained: bool = False, **kwargs) -> nn.Module:
+    """ViT-Ti/16 at 224 px (AugReg) with token bias."""
+    return bias_model("vit_tiny_patch16_224", pretrained, **kwargs)
+
+
+@register_model
+def vit_s_bias(pretrained: bool = False, **kwargs) -> nn.Module:
+    """ViT-S/16 at 224 px (AugReg) with token bias."""
+    return bias_model("vit_small_patch16_224", pretrained, **kwargs)
+
+
+@register_model
+def vit_l_mae_bias(pretrained: bool = False, **kwargs) -> nn.Module:
+    """ViT-L/16 at 224 px from MAE pretraining, for fine-tuning as in MAE: average pooling, a fresh head, token bias."""
+    return bias_model("vit_large_patch16_224.mae", pretrained, **{"global_pool": "avg", "num_classes": 1000, **kwargs})
+
+
+@register_model
+def vit_mini28(pretrained: bool = False, **kwargs) -> nn.Module:
+    """A small dense ViT for 28-pixel images: patch 4, depth 6, width 128, 4 heads, 50 tokens, 10 classes."""
+    args = {"img_size": 28, "patch_size": 4, "embed_dim": 128, "depth": 6, "num_heads": 4, **kwargs}
+    out_indices = args.pop("out_indices", 3)
+    features = {"out_indices": out_indices, "feature_cls": "getter"}
+    return build_model_with_cfg(VisionTransformer, "vit_mini28", pretrained, feature_cfg=features, **args)
+
+
+@register_model
+def vit_mini28_bias(pretrained: bool = False, **kwargs) -> nn.Module:
+    """`vit_mini28` with token bias."""
+    return bias_model("vit_mini28", pretrained, **kwargs)
