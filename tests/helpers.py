@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from vit_prune.analysis.noop import perturb
 
 
-def tiny_vit(**kwargs) -> VisionTransformer:
+def tiny_vit(host: type[VisionTransformer] = VisionTransformer, **kwargs) -> VisionTransformer:
     """A perturbed two-block ViT on 32-pixel images, in eval mode: 16 patches of 8 px, width 32, 4 heads."""
     torch.manual_seed(0)
     args = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5, **kwargs}
-    return perturb(VisionTransformer(**args)).eval()
+    return perturb(host(**args)).eval()
 
 
 def tiny_named(name: str = "vit_tiny_patch16_224", **kwargs) -> nn.Module:

@@ -1,8 +1,9 @@
 import pytest
 import torch
-from tests.helpers import kept_indices, randomise_bias, tiny_vit
+from timm.models.deit import VisionTransformerDistilled
 
 import vit_prune as vp
+from tests.helpers import kept_indices, randomise_bias, tiny_vit
 from vit_prune.methods.base import BlockCalibration
 from vit_prune.ops.reference import column_attention
 
@@ -138,12 +139,19 @@ def test_seeds_and_blocks_draw_different_random_columns():
     assert len(set(draws)) == 4
 
 
-@pytest.mark.parametrize(
-    "prefix", [{"reg_tokens": 4}, {"reg_tokens": 4, "class_token": False, "global_pool": "avg"}, {"class_token": False, "global_pool": "avg"}, {}]
-)
+PREFIXES = {
+    "class": {},
+    "none": {"class_token": False, "global_pool": "avg"},
+    "class and registers": {"reg_tokens": 4},
+    "registers alone": {"reg_tokens": 4, "class_token": False, "global_pool": "avg"},
+    "class and distillation": {"host": VisionTransformerDistilled},
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("dropped", ["drop", "merge"])
 def test_prefix_tokens_stay_even_when_they_rank_last(prefix, dropped):
-    model = biased(vp.Columns(keep=0.25, dropped=dropped), **prefix)
+    model = biased(vp.Columns(keep=0.25, dropped=dropped), **PREFIXES[prefix])
     P = model.num_prefix_tokens
     for block in model.blocks:  # the bias falls with the first channel, and the prefix has the most of it
         block.norm1.register_forward_hook(lambda _m, _a, x: torch.cat([x[:, :P] * 0 + 50, x[:, P:]], 1))
@@ -178,15 +186,15 @@ def test_set_keep_changes_the_schedule_without_patching_again():
     model, images = biased(vp.Columns(keep=0.5)), torch.randn(1, 3, 32, 32)
     vp.set_keep(model, "1,.25")
     assert [None if kept is None else kept.shape[1] for kept in kept_indices(model, images)] == [None, 5]
-    with pytest.raises(ValueError, match="keep lists 3 ratios, the model has 2 blocks"):
+    with pytest.raises(ValueError, match=r"keep lists 3 ratios, the model has 2 blocks"):
         vp.set_keep(model, [1, 1, 1])
     assert [None if kept is None else kept.shape[1] for kept in kept_indices(model, images)] == [None, 5]
 
 
 def test_set_keep_needs_columns_with_a_keep_ratio():
-    with pytest.raises(ValueError, match="no Columns in this model"):
+    with pytest.raises(ValueError, match=r"no Columns in this model"):
         vp.set_keep(vp.patch(tiny_vit(), vp.TokenBias()), 0.5)
-    with pytest.raises(ValueError, match="the rule mass takes tau"):
+    with pytest.raises(ValueError, match=r"the rule mass takes tau"):
         vp.set_keep(biased(vp.Columns(rule="mass", tau=0.5)), 0.5)
 
 
@@ -231,7 +239,7 @@ def test_what_a_method_needs_is_checked_before_anything_is_patched():
 
 
 def test_column_mean_under_key_norm_is_refused_by_name():
-    with pytest.raises(ValueError, match="blocks.0.attn normalises its keys"):
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn normalises its keys"):
         vp.patch(calibrated(tiny_vit(qk_norm=True)), vp.Columns(keep=0.5, importance="column_mean"))
 
 

@@ -20,6 +20,7 @@ from vit_prune.methods.schedules import parse_keep
         ([1, 0.9, 0.7], (1, 0.9, 0.7)),
         ((1, 0.9, 0.7), (1, 0.9, 0.7)),
         (vp.constant(0.25), (0.25, 0.25, 0.25)),
+        (vp.linear(1, 1 / 3), (1, 2 / 3, 1 / 3)),
     ],
 )
 def test_one_grammar_for_python_yaml_and_flags(given, expected):
@@ -64,7 +65,7 @@ def test_what_is_not_a_schedule_is_named(given, message):
 
 
 def test_a_list_of_another_length_than_the_model_is_refused():
-    with pytest.raises(ValueError, match="keep lists 3 ratios, the model has 12 blocks"):
+    with pytest.raises(ValueError, match=r"keep lists 3 ratios, the model has 12 blocks"):
         parse_keep("1,.9,.7").ratios(12)
-    with pytest.raises(ValueError, match="keep steps at block 13, the model has 12 blocks"):
+    with pytest.raises(ValueError, match=r"keep steps at block 13, the model has 12 blocks"):
         vp.step(1.0, 0.5, 13).ratios(12)

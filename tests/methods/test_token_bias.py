@@ -1,8 +1,8 @@
 import pytest
 import torch
-from tests.helpers import randomise_bias, tiny_vit
 
 import vit_prune as vp
+from tests.helpers import randomise_bias, tiny_vit
 from vit_prune.ops.reference import column_attention
 
 
@@ -73,13 +73,13 @@ def test_query_key_free_freezes_norms_that_nothing_reads_and_unpatch_thaws_them(
 
 @pytest.mark.parametrize("value", [-1, 1.5, True])
 def test_wrong_query_key_free_is_refused(value):
-    with pytest.raises(ValueError, match="query_key_free must be a number of blocks"):
+    with pytest.raises(ValueError, match=r"query_key_free must be a number of blocks"):
         vp.TokenBias(query_key_free=value)
 
 
 def test_more_query_key_free_blocks_than_blocks_are_refused_and_nothing_is_patched():
     model = tiny_vit()
-    with pytest.raises(ValueError, match="query_key_free is 3, the model has 2 blocks"):
+    with pytest.raises(ValueError, match=r"query_key_free is 3, the model has 2 blocks"):
         vp.patch(model, vp.TokenBias(query_key_free=3))
     assert not any("prune" in name for name, _ in model.named_modules())
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from tests.helpers import assert_within_budget
 from torch import nn
 
+from tests.helpers import assert_within_budget
 from vit_prune.ops import reference
 from vit_prune.ops.attention import column_attention, query_free_attention
 
@@ -104,7 +104,7 @@ def test_query_free_is_column_attention_with_queries_of_zero():
 
 def test_query_free_refuses_a_mask_per_query():
     _, _, v = qkv(dtype=torch.float32)
-    with pytest.raises(ValueError, match="mask per query"):
+    with pytest.raises(ValueError, match=r"mask per query"):
         query_free_attention(v, torch.zeros(2, 1, 5), mask=torch.ones(1, 1, 7, 5, dtype=torch.bool))
 
 
@@ -121,13 +121,13 @@ def test_only_the_bias_trains_and_its_gradient_is_that_of_math():
 
 def test_wrong_arguments_are_named():
     q, k, v = qkv(dtype=torch.float32)
-    with pytest.raises(NotImplementedError, match="triton"):
+    with pytest.raises(NotImplementedError, match=r"triton"):
         column_attention(q, k, v, impl="triton")
-    with pytest.raises(ValueError, match="impl must be one of .*'flash3'"):
+    with pytest.raises(ValueError, match=r"impl must be one of .*'flash3'"):
         column_attention(q, k, v, impl="flash3")
     with pytest.raises(ValueError, match=r"bias must be .*\(2, 3, 4\)"):
         column_attention(q, k, v, torch.zeros(2, 3, 4))
-    with pytest.raises(ValueError, match="mask must have 4 dims"):
+    with pytest.raises(ValueError, match=r"mask must have 4 dims"):
         column_attention(q, k, v, mask=torch.zeros(5))
-    with pytest.raises(ValueError, match="no dropout"):
+    with pytest.raises(ValueError, match=r"no dropout"):
         column_attention(q, k, v, dropout_p=0.1, impl="reference")

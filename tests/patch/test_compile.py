@@ -1,9 +1,9 @@
 import pytest
 import torch
-from tests.helpers import randomise_bias, tiny_vit
 from torch._dynamo.testing import CompileCounter
 
 import vit_prune as vp
+from tests.helpers import randomise_bias, tiny_vit
 
 pytestmark = pytest.mark.filterwarnings("ignore:the token bias is all zero")
 METHODS = {

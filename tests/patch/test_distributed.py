@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tests.helpers import randomise_bias, tiny_vit
 from torch.nn.parallel import DistributedDataParallel
 
 import vit_prune as vp
+from tests.helpers import randomise_bias, tiny_vit
 
 METHODS = {
     "pruned": vp.TokenBias(keep=0.5),

@@ -1,9 +1,9 @@
 import pytest
 import timm
 import torch
-from tests.helpers import kept_indices, randomise_bias, tiny_vit
 
 import vit_prune as vp
+from tests.helpers import kept_indices, randomise_bias, tiny_vit
 from vit_prune.analysis.noop import perturb
 
 pytestmark = pytest.mark.filterwarnings("ignore:the token bias is all zero")
@@ -84,7 +84,7 @@ def test_a_causal_model_never_looks_ahead():
     assert kept.shape == (1, 9)
     attn.prune.columns.keep_ratio = 0.5
     assert attn(x, is_causal=True).isfinite().all()
-    with pytest.raises(ValueError, match="attn_mask or is_causal, not both"):
+    with pytest.raises(ValueError, match=r"attn_mask or is_causal, not both"):
         attn(x, attn_mask=torch.ones(17, 17, dtype=torch.bool), is_causal=True)
 
 

@@ -4,12 +4,12 @@ from functools import partial
 import pytest
 import timm
 import torch
-from tests.helpers import tiny_vit
 from timm.layers import DiffAttention
 from timm.models.vision_transformer import ParallelScalingBlock, ParallelThingsBlock, ResPostBlock, VisionTransformer
 from torch import nn
 
 import vit_prune as vp
+from tests.helpers import tiny_vit
 from vit_prune.methods.base import Host, Method, MethodConfig
 from vit_prune.patch.timm import ATTENTION_READS, BLOCK_READS, ROOT_READS
 
@@ -27,7 +27,7 @@ def test_other_blocks_are_refused_by_name(block):
 
 
 def test_other_attention_is_refused_by_name():
-    with pytest.raises(TypeError, match="blocks.0.attn is .*DiffAttention, which cannot be patched; supported: .*Attention"):
+    with pytest.raises(TypeError, match=r"blocks.0.attn is .*DiffAttention, which cannot be patched; supported: .*Attention"):
         vp.patch(tiny_vit(attn_layer=DiffAttention), vp.TokenBias())
 
 
@@ -58,7 +58,7 @@ def test_other_families_of_timm_are_refused_by_name(name, family):
 def test_a_later_block_of_another_kind_is_refused_before_the_first_is_touched():
     model = tiny_vit()
     model.blocks[1].attn = DiffAttention(32, 4)
-    with pytest.raises(TypeError, match="blocks.1.attn is .*DiffAttention"):
+    with pytest.raises(TypeError, match=r"blocks.1.attn is .*DiffAttention"):
         vp.patch(model, vp.TokenBias())
     assert is_untouched(model)
 
@@ -68,7 +68,7 @@ def test_subclasses_are_not_taken_for_their_parents():
         pass
 
     model = Mine(img_size=16, patch_size=16, embed_dim=32, depth=1, num_heads=2)
-    with pytest.raises(TypeError, match="Mine cannot be patched"):
+    with pytest.raises(TypeError, match=r"Mine cannot be patched"):
         vp.patch(model, vp.TokenBias())
 
 
@@ -86,9 +86,9 @@ def test_a_missing_attribute_fails_the_patch_call_and_is_named(where, attribute)
 
 def test_patching_twice_is_refused():
     model = vp.patch(tiny_vit(), vp.TokenBias())
-    with pytest.raises(ValueError, match="patched already"):
+    with pytest.raises(ValueError, match=r"patched already"):
         vp.patch(model, vp.TokenBias())
-    with pytest.raises(ValueError, match="not patched"):
+    with pytest.raises(ValueError, match=r"not patched"):
         vp.unpatch(vp.unpatch(model))
 
 
@@ -118,9 +118,9 @@ def test_what_is_not_a_method_is_refused(methods, message):
 
 
 def test_no_method_and_an_unknown_impl_are_refused():
-    with pytest.raises(ValueError, match="no method given"):
+    with pytest.raises(ValueError, match=r"no method given"):
         vp.patch(tiny_vit(), [])
-    with pytest.raises(ValueError, match="impl must be one of .*'flash'"):
+    with pytest.raises(ValueError, match=r"impl must be one of .*'flash'"):
         vp.patch(tiny_vit(), vp.TokenBias(), impl="flash")
 
 
@@ -151,17 +151,17 @@ class Gate(MethodConfig):
 
 
 def test_a_second_provider_of_a_hook_is_refused_and_both_are_named():
-    with pytest.raises(ValueError, match="OtherMethod and ColumnsMethod both provide `columns`"):
+    with pytest.raises(ValueError, match=r"OtherMethod and ColumnsMethod both provide `columns`"):
         vp.patch(tiny_vit(), [OtherColumns(), vp.TokenBias(), vp.Columns()])
 
 
 def test_a_hook_that_no_block_runs_is_refused_not_ignored():
-    with pytest.raises(NotImplementedError, match="blocks.0.attn: GateMethod provides `gate`"):
+    with pytest.raises(NotImplementedError, match=r"blocks.0.attn: GateMethod provides `gate`"):
         vp.patch(tiny_vit(), Gate())
 
 
 def test_patched_restores_after_an_exception():
-    model, failure = tiny_vit(), partial(pytest.raises, RuntimeError, match="inside")
+    model, failure = tiny_vit(), partial(pytest.raises, RuntimeError, match=r"inside")
     with failure(), vp.patched(model, vp.TokenBias()):
         raise RuntimeError("inside")
     assert is_untouched(model)
@@ -169,7 +169,7 @@ def test_patched_restores_after_an_exception():
 
 def test_a_zero_bias_that_prunes_warns_and_a_trained_one_does_not():
     model = tiny_vit()
-    with pytest.warns(UserWarning, match="the token bias is all zero and keep < 1"):
+    with pytest.warns(UserWarning, match=r"the token bias is all zero and keep < 1"):
         vp.patch(model, vp.TokenBias(keep=0.5))
     with torch.no_grad():
         model.blocks[0].attn.prune.token_bias.weight.fill_(1.0)

@@ -5,12 +5,12 @@ import pickle
 import pytest
 import timm
 import torch
-from tests.helpers import randomise_bias, tiny_named, tiny_vit
 from timm.layers import Attention
 from timm.utils import ModelEmaV3
 from torch import nn
 
 import vit_prune as vp
+from tests.helpers import randomise_bias, tiny_named, tiny_vit
 from vit_prune.patch.timm import PrunedAttention
 
 pytestmark = pytest.mark.filterwarnings("ignore:the token bias is all zero")  # randomised right after the patch
@@ -158,7 +158,7 @@ def test_column_mean_refuses_a_projection_whose_weight_it_cannot_read():
     model = vp.calibrate(tiny_vit(), [images()])
     vp.patch(model, vp.Columns(keep=0.5, importance="column_mean"))
     model.blocks[0].attn.qkv = Adapter(model.blocks[0].attn.qkv)
-    with pytest.raises(ValueError, match="qkv is a Adapter"):
+    with pytest.raises(ValueError, match=r"qkv is a Adapter"):
         model(images())
 
 
@@ -172,7 +172,7 @@ def test_dense_weights_load_into_a_patched_model_and_keep_its_bias():
     assert torch.equal(model.blocks[0].attn.prune.token_bias.weight, bias)
     half = {key: value for key, value in model.state_dict().items() if not key.startswith("blocks.1.attn.prune.token")}
     half["blocks.1.attn.prune.other"] = torch.zeros(1)
-    with pytest.raises(RuntimeError, match="blocks.1.attn.prune.token_bias.weight"):
+    with pytest.raises(RuntimeError, match=r"blocks.1.attn.prune.token_bias.weight"):
         model.load_state_dict(half)
 
 

@@ -99,7 +99,7 @@ class ColumnsMethod(Method):
     def _calibrated_q_mean(self, host: Host) -> Tensor | None:
         if self.config.importance != "column_mean":
             return None
-        if host.calibration is None:
+        if host.calibration is None or not host.calibration.q_mean.numel():
             raise ValueError("importance='column_mean' needs the mean queries: run vp.calibrate(model, loader) before vp.patch")
         if host.has_key_norm:
             raise ValueError(f"importance='column_mean' reads keys as a linear map of x; {host.name} normalises its keys: use another importance")

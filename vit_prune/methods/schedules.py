@@ -48,10 +48,15 @@ class Keep:
         return start + (end - start) * share
 
     def __str__(self) -> str:
-        values = [f"{value:.15g}" for value in self.values]
+        values = [_shortest(value) for value in self.values]
         if self.kind == "list":
             return ",".join(values) + ("," if len(values) == 1 else "")
         return values[0] if self.kind == "constant" else ":".join([self.kind, *values])
+
+
+def _shortest(value: float) -> str:
+    """The shortest text that reads back as the same float."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(float(value))
 
 
 def check_ratio(ratio: float) -> None:

@@ -32,7 +32,7 @@ class PrunedAttention(Attention):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, D] -> [B, N, D_out]; attn_mask broadcasts to [B, H, N, N], bool (True = visible) or additive."""
-        B, N, C = x.shape
+        N = x.shape[1]  # prune
         gate = self.gate(x).sigmoid() if self.gate is not None else None
         mask = host_mask(attn_mask, is_causal, x)  # prune
         kept = self.prune(x, attn=self, mask=mask)  # prune
@@ -43,8 +43,7 @@ class PrunedAttention(Attention):
         if gate is not None:
             x = x * gate
         x = self.proj(x)
-        x = self.proj_drop(x.expand(-1, N, -1))  # prune
-        return x
+        return self.proj_drop(x.expand(-1, N, -1))  # prune
 
     def attend(self, x: Tensor, kept: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
         """Attention of x [B, N, D] over the columns kept [B, M, D] -> [B, N or 1, A]; 1 where every query has the same row."""
