@@ -23,7 +23,7 @@ def test_a_zero_bias_with_all_columns_is_the_same_function(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_a_zero_bias_with_all_columns_is_the_same_function_at_full_depth(case):
-    model, images = build(case, depth=4 if "giant" in case.name else None)
+    model, images = build(case)
     result = differences(model, images[:1])
     assert max(result[name] for name in noop.OUTPUTS) <= TOLERANCE
     assert result["restored"] == 0

@@ -116,7 +116,7 @@ CASES = (
     Case("vit_small_patch14_dinov2", (("img_size", 224),)),
     Case("vit_base_patch14_dinov2", (("img_size", 224),)),
     Case("vit_small_patch14_reg4_dinov2", (("img_size", 224),)),
-    Case("vit_giant_patch14_reg4_dinov2", (("img_size", 224),)),
+    Case("vit_giant_patch14_reg4_dinov2", (("img_size", 224), ("depth", 4))),
     Case("vit_base_patch14_reg1_tipsv2", (("img_size", 224),)),
     Case("vit_wee_patch16_reg1_gap_256"),
     Case("vit_betwixt_patch16_reg4_gap_256"),

@@ -49,10 +49,10 @@ def draw_kept(model: nn.Module, images: Tensor, path: str | Path, *, grid: tuple
     height, width = grid or grid_of(model, blocks[0].shape[1])
     figure, axes = plt.subplots(len(images), len(blocks) + 1, figsize=(1.25 * (len(blocks) + 1), 1.35 * len(images)), squeeze=False)
     for row, panels in enumerate(axes):
-        panels[0].imshow(pixels[row])
+        panels[0].imshow(pixels[row].numpy())
         for block, panel in enumerate(panels[1:]):
             shade = torch.where(blocks[block][row].view(height, width), 1.0, 0.2)
-            panel.imshow(pixels[row] * upsample(shade, pixels.shape[1:3])[..., None])
+            panel.imshow((pixels[row] * upsample(shade, pixels.shape[1:3])[..., None]).numpy())
             if row == 0:
                 panel.set_title(f"block {block}\n{blocks[block].float().mean():.0%}", fontsize=8)
     for panel in axes.flat:

@@ -1,0 +1,164 @@
+"""A whole run: reproducible, pruned where asked, and never at the cost of the last good checkpoint."""
+
+import csv
+import logging
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vit_prune import checkpoint
+from vit_prune.methods.stack import columns_methods
+from vit_prune.train import build
+from vit_prune.train import run as run_module
+from vit_prune.train.engine import TrainingDiverged
+from vit_prune.train.recipe import load_recipe
+from vit_prune.train.run import run
+from vit_prune.train.state import RunFolder, write_atomically
+
+
+def weights(folder):
+    return load_file(f"{folder}/last/model.safetensors")
+
+
+def summary(folder):
+    with open(f"{folder}/summary.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_two_runs_with_one_seed_are_equal_bit_for_bit_and_another_seed_is_not(tiny_config):
+    settings = {"keep": "1,.5", "drop_path": 0.1, "mixup": 0.2}
+    first, again, other = (run(tiny_config(experiment=name, seed=seed, **settings)) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    one, two, three = (weights(result["folder"]) for result in (first, again, other))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(one["head.weight"], three["head.weight"])
+    assert first["last"]["train_loss"] == again["last"]["train_loss"]
+
+
+def test_the_folder_holds_the_resolved_recipe_a_row_per_epoch_and_both_checkpoints(tiny_config, tmp_path):
+    result = run(tiny_config(epochs=2))
+    assert result["folder"] == str(tmp_path / "output" / "run")
+    rows = summary(result["folder"])
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert {"train_loss", "eval_loss", "eval_top1", "eval_top5", "lr", "seconds"} < rows[0].keys()
+    recipe = load_recipe(f"{result['folder']}/recipe.yaml")
+    assert (recipe.num_classes, recipe.hflip, recipe.device) == (2, 0.5, "cpu")
+    for name in ("best", "last"):
+        assert checkpoint.load(f"{result['folder']}/{name}").num_classes == 2
+    assert result["last"]["eval_top1"] == float(rows[-1]["eval_top1"])
+
+
+def test_pruning_in_training_and_in_evaluation_are_two_switches(tiny_config, monkeypatch):
+    seen = []
+    for name in ("train_one_epoch", "evaluate"):
+        original = getattr(run_module, name)
+
+        def spy(first, *args, original=original, name=name):
+            model = getattr(first, "model", first)
+            seen.append((name, [method.keep_ratio for method in columns_methods(model)]))
+            return original(first, *args)
+
+        monkeypatch.setattr(run_module, name, spy)
+    for experiment, keep, eval_keep in (("a", ".5", "1"), ("b", None, "1,.25"), ("c", "1,.5", None)):
+        run(tiny_config(experiment=experiment, keep=keep, eval_keep=eval_keep, epochs=2))
+    expected = [([0.5, 0.5], [1, 1]), ([1, 1], [1, 0.25]), ([1, 0.5], [1, 0.5])]
+    assert seen == [(name, ratios[index]) for ratios in expected for _ in range(2) for index, name in enumerate(("train_one_epoch", "evaluate"))]
+
+
+def test_the_checkpoint_evaluates_as_the_run_did(tiny_config):
+    result = run(tiny_config(keep=".5", eval_keep="1,.25"))
+    assert [method.keep_ratio for method in columns_methods(checkpoint.load(f"{result['folder']}/last"))] == [1, 0.25]
+
+
+def test_training_from_scratch_with_pruning_does_not_warn_of_the_zero_bias(tiny_config, recwarn):
+    run(tiny_config(keep=".5", eval_keep="1,.25"))
+    assert not [warning for warning in recwarn if "bias is all zero" in str(warning.message)]
+
+
+def test_a_run_that_diverges_says_so_and_leaves_the_checkpoints_of_the_epoch_before(tiny_config):
+    config = tiny_config(epochs=3, warmup_epochs=1, warmup_lr=1e-4, lr=1e30, opt="sgd")  # epoch 1 is fine, epoch 2 is not
+    with pytest.raises(TrainingDiverged, match=r"training diverged: the loss is .* epoch 2"):
+        run(config)
+    folder = f"{config.output}/{config.experiment}"
+    assert [row["epoch"] for row in summary(folder)] == ["1"]
+    assert all(value.isfinite().all() for value in weights(folder).values())
+
+
+def test_weights_broken_by_the_very_last_step_are_not_saved(tiny_config, monkeypatch):
+    def break_after_the_last_step(training, loader, epoch):
+        with torch.no_grad():
+            training.model.head.weight.fill_(float("nan"))
+        return {"loss": 1.0, "lr": 1.0}
+
+    monkeypatch.setattr(run_module, "train_one_epoch", break_after_the_last_step)
+    with pytest.raises(TrainingDiverged, match="in the evaluation after epoch 1"):
+        run(tiny_config())
+    assert not list((RunFolder(tiny_config().output, "run").path).glob("*/model.safetensors"))
+
+
+def test_the_results_of_an_earlier_run_are_not_overwritten(tiny_config):
+    run(tiny_config())
+    with pytest.raises(FileExistsError, match="run holds the results of an earlier run: give another --experiment"):
+        run(tiny_config(seed=7))
+
+
+def test_runs_without_a_name_get_folders_of_their_own(tiny_config):
+    first, second = (run_module.prepare(tiny_config(experiment=None)).config.experiment for _ in range(2))
+    assert first != second
+    assert first.endswith("-vit_mini28_bias-8")
+
+
+def test_best_is_the_first_of_the_highest_top1_not_the_last_epoch(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr("vit_prune.train.state.checkpoint.save", lambda model, path: saved.append((model, path.name)))
+    folder = RunFolder(tmp_path, "run")
+    for epoch, top1 in enumerate([50.0, 70.0, 60.0, 70.0], start=1):
+        folder.record(epoch, {"epoch": epoch, "eval_top1": top1})
+    assert [epoch for epoch, name in saved if name == "best"] == [1, 2]
+    assert [epoch for epoch, name in saved if name == "last"] == [1, 2, 3, 4]
+    assert folder.best["epoch"] == 2
+
+
+def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    write_atomically(tmp_path / "x", "old")
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_head_with_fewer_outputs_than_classes_is_refused_before_the_first_batch(tiny_config):
+    with pytest.raises(ValueError, match="num_classes is 1, the data has 2 classes"):
+        run(tiny_config(num_classes=1))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"model": "vit_mini28_bais"}, "unknown model 'vit_mini28_bais'; did you mean vit_mini28_bias"),
+        ({"model": "vit_mini28", "keep": 0.5}, "vit_mini28 cannot be built with .*keep"),
+        ({"model": "vit_mini28", "eval_keep": 0.5}, "vit_mini28 cannot be built with .*keep"),
+        ({"keep": "1,1,.5"}, "keep lists 3 ratios, the model has 2 blocks"),
+        ({"eval_keep": "1,1,.5"}, "keep lists 3 ratios, the model has 2 blocks"),
+        ({"model_kwargs": {"dpeth": 3}}, "cannot be built with .*dpeth"),
+        ({"initial_checkpoint": "nothing.pth"}, r"nothing\.pth does not exist"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_model_that_cannot_be_is_refused_before_the_run_has_a_folder(tiny_config, tmp_path, overrides, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        run(tiny_config(**overrides))
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_dense_model_of_timm_trains_too(tiny_config):
+    assert run(tiny_config(model="vit_mini28"))["best"]["epoch"] == 1
+
+
+def test_training_starts_from_the_checkpoint_that_was_given(tiny_config, caplog):
+    source = run(tiny_config(experiment="source"))
+    with caplog.at_level(logging.INFO):
+        model = build.create_model(tiny_config(initial_checkpoint=f"{source['folder']}/last"), 2)
+    assert torch.equal(model.head.weight, weights(source["folder"])["head.weight"])
+    assert "weights loaded" in caplog.text
