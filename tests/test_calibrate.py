@@ -68,24 +68,31 @@ def test_calibration_is_copied_in_by_patch_and_left_by_unpatch():
 def test_padding_does_not_enter_the_means():
     model, batch = vp.unpatch(naflex("bias")), patches((6, 7), (3, 4))
     alone = [{name: value[row : row + 1, :count] for name, value in batch.items()} for row, count in ((0, 42), (1, 12))]
-    forward = model.forward_features
-    results = []
-    for loader in ([batch], alone):
-        model.forward_features = lambda images, loader=loader: [forward(**_arguments(item)) for item in loader]
-        vp.calibrate(model, [torch.zeros(1, 3, 16, 16)], rank=4)
-        results.append(model.calibration[1].q_mean)
+    results = [vp.calibrate(model, loader, rank=4).calibration[1].q_mean for loader in ([batch], alone)]
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
 
 
-def _arguments(batch):
-    return {"patches": batch["patches"], "patch_coord": batch["patch_coord"], "patch_valid": batch["patch_valid"]}
+def test_each_module_keeps_its_own_mode():
+    model = tiny_vit().train()
+    model.blocks[0].eval()
+    vp.calibrate(model, batches(), rank=4)
+    assert [model.training, model.blocks[0].training, model.blocks[1].training] == [True, False, True]
+
+
+def test_a_calibration_of_another_depth_is_refused():
+    model = vp.calibrate(tiny_vit(), batches(), rank=4)
+    model.blocks = model.blocks[:1]
+    with pytest.raises(ValueError, match=r"the calibration is of 2 blocks, the model has 1"):
+        vp.patch(model, vp.Columns(keep=0.5, importance="column_mean"))
 
 
 @pytest.mark.parametrize(
     ("loader", "rank", "message"),
     [
         ([], 4, "the loader gave no batch"),
-        ([torch.zeros(3, 32, 32)], 4, r"batches of images \[B, C, H, W\], got \(3, 32, 32\)"),
+        ([torch.zeros(3, 32, 32)], 4, r"float images \[B, C, H, W\], got torch.float32 \(3, 32, 32\)"),
+        ([torch.zeros(1, 3, 32, 32, dtype=torch.uint8)], 4, r"float images .* got torch.uint8"),
+        ([torch.full((1, 3, 32, 32), float("nan"))], 4, r"the input of block 0 is not finite"),
         ([torch.zeros(1, 3, 32, 32)], 0, r"rank must be in 1..32, got 0"),
         ([torch.zeros(1, 3, 32, 32)], 33, r"rank must be in 1..32, got 33"),
     ],

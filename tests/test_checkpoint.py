@@ -65,7 +65,7 @@ def assert_same_weights(actual: dict, expected: dict) -> None:
 
 
 @contextmanager
-def refused(model: nn.Module, match: str):
+def raises_untouched(model: nn.Module, match: str):
     """A ValueError of that text, after which the model is what it was."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ValueError, match=match):
@@ -379,7 +379,7 @@ def test_what_the_model_shows_need_not_be_given(tmp_path):
 
 def test_a_patched_model_inside_a_feature_wrapper_is_refused_with_what_to_save(tmp_path):
     wrapper = timm.create_model("deit_ti_bias", features_only=True, img_size=32, embed_dim=48, depth=4)
-    with pytest.raises(ValueError, match=r"inside this FeatureGetterNet"):
+    with pytest.raises(ValueError, match=r"inside this BiasFeatures"):
         save(wrapper, tmp_path)
     save(wrapper.model, tmp_path)
     assert_same_weights(load(tmp_path).state_dict(), wrapper.model.state_dict())
@@ -667,24 +667,24 @@ def test_mae_pretraining_file_is_a_start_for_both_poolings(tmp_path, pool, prefi
 @pytest.mark.parametrize("pool", ["avg", "token"])
 def test_mae_pretraining_file_is_refused_where_a_classifier_is_wanted(tmp_path, pool, purpose):
     model = tiny(global_pool=pool, depth=1)
-    with refused(model, "is a MAE pretraining file with no classification head"):
+    with raises_untouched(model, "is a MAE pretraining file with no classification head"):
         load_weights(model, mae_file(tmp_path / "mae.pth"), purpose=purpose)
-    with refused(model, "head has no classes in the file, 5 in the model"):
+    with raises_untouched(model, "head has no classes in the file, 5 in the model"):
         load_weights(model, mae_file(tmp_path / "encoder.pth", full=False), purpose=purpose)
 
 
 def test_a_norm_that_no_part_of_the_model_takes_is_dropped_only_where_fc_norm_is_fresh(tmp_path):
     model, state = tiny(global_pool="avg"), dict(tiny(num_classes=0).state_dict())
-    with refused(model, "2 unexpected: norm.weight, norm.bias"):
+    with raises_untouched(model, "2 unexpected: norm.weight, norm.bias"):
         load_weights(model, written(tmp_path / "file.pth", state | {"fc_norm.weight": torch.ones(32), "fc_norm.bias": torch.ones(32)}))
-    with refused(model, "2 missing: fc_norm.weight, fc_norm.bias; 2 unexpected: norm.weight, norm.bias"):
+    with raises_untouched(model, "2 missing: fc_norm.weight, fc_norm.bias; 2 unexpected: norm.weight, norm.bias"):
         load_weights(model, written(tmp_path / "file.pth", tiny().state_dict()))
 
 
 def test_mae_encoder_under_a_prefix_is_still_seen_as_pretraining(tmp_path):
     state = prefixed("encoder.", tiny(num_classes=0).state_dict()) | {"mask_token": torch.ones(1, 1, 16), "decoder.norm.weight": torch.ones(16)}
     model = tiny()
-    with pytest.warns(UserWarning, match=r"dropped 2 weights"), refused(model, "is a MAE pretraining file"):
+    with pytest.warns(UserWarning, match=r"dropped 2 weights"), raises_untouched(model, "is a MAE pretraining file"):
         load_weights(model, written(tmp_path / "mae.pth", state), purpose="evaluate")
 
 
@@ -701,16 +701,16 @@ def test_fine_tuned_files_load_in_full_for_every_purpose(tmp_path, purpose):
 def test_prefix_tokens_are_counted_in_the_file_not_taken_from_the_model(tmp_path):
     distilled, plain, bare = tiny(name=DISTILLED), tiny(), tiny(no_embed_class=True)
     from_distilled, from_plain = written(tmp_path / "distilled.pth", distilled.state_dict()), written(tmp_path / "plain.pth", plain.state_dict())
-    with refused(plain, r"^pos_embed in .*distilled\.pth has 2 prefix tokens, the model has 1$"):
+    with raises_untouched(plain, r"^pos_embed in .*distilled\.pth has 2 prefix tokens, the model has 1$"):
         load_weights(plain, from_distilled)
-    with refused(distilled, r"has 1 prefix token, the model has 2"):
+    with raises_untouched(distilled, r"has 1 prefix token, the model has 2"):
         load_weights(distilled, from_plain)
-    with refused(bare, r"has 1 prefix token, the model has 0"):
+    with raises_untouched(bare, r"has 1 prefix token, the model has 0"):
         load_weights(bare, from_plain)
-    with refused(plain, r"has 0 prefix tokens, the model has 1"):
+    with raises_untouched(plain, r"has 0 prefix tokens, the model has 1"):
         load_weights(plain, written(tmp_path / "bare.pth", bare.state_dict()))
     large = tiny(img_size=48)
-    with refused(large, "has 2 prefix tokens, the model has 1"):
+    with raises_untouched(large, "has 2 prefix tokens, the model has 1"):
         load_weights(large, from_distilled)
 
 
@@ -737,7 +737,7 @@ def test_class_only_pos_embed_of_a_model_with_registers_is_not_cut_at_the_wrong_
     state = dict(tiny(reg_tokens=4).state_dict())
     state["pos_embed"] = state["pos_embed"][:, [0, *range(5, 21)]]  # class token and patches, as DINOv2 writes it
     model = tiny(reg_tokens=4)
-    with refused(model, "has 1 prefix token, the model has 5"):
+    with raises_untouched(model, "has 1 prefix token, the model has 5"):
         load_weights(model, written(tmp_path / "file.pth", state))
 
 
@@ -745,7 +745,7 @@ def test_same_number_of_tokens_on_another_grid_is_resampled_or_asked_about(tmp_p
     square, tall = tiny(), tiny(img_size=(64, 16))
     raw = written(tmp_path / "file.pth", tall.state_dict())
     model = tiny(img_size=(64, 16))
-    with refused(model, r"4x4 with 1 prefix tokens or 8x2 with 1 prefix tokens: give source_grid=\(height, width\)"):
+    with raises_untouched(model, r"4x4 with 1 prefix tokens or 8x2 with 1 prefix tokens: give source_grid=\(height, width\)"):
         load_weights(model, raw)
     assert load_weights(model, raw, source_grid=(8, 2)).resampled == ()
     assert load_weights(model, raw, purpose="resume").resampled == ()
@@ -756,18 +756,18 @@ def test_same_number_of_tokens_on_another_grid_is_resampled_or_asked_about(tmp_p
     other = tiny()
     load_weights(other, tmp_path)
     assert torch.equal(other.pos_embed, expected)
-    with refused(square, r"holds 17 entries, which is not 3x5 grid"):
+    with raises_untouched(square, r"holds 17 entries, which is not 3x5 grid"):
         load_weights(square, raw, source_grid=(3, 5))
-    with refused(square, r"has 0 prefix tokens, the model has 1 \(read as 4x4 patches: where that is wrong, give source_grid"):
+    with raises_untouched(square, r"has 0 prefix tokens, the model has 1 \(read as 4x4 patches: where that is wrong, give source_grid"):
         load_weights(square, written(tmp_path / "file.pth", tiny(img_size=(24, 40)).state_dict()))
-    with refused(square, r"holds 13 entries, which is not a square or the model's grid"):
+    with raises_untouched(square, r"holds 13 entries, which is not a square or the model's grid"):
         load_weights(square, written(tmp_path / "file.pth", tiny(img_size=(24, 32)).state_dict()))
 
 
 def test_naflex_pos_embed_is_resampled_from_the_grid_that_it_holds(tmp_path):
     source, model = tiny(name=NAFLEX, pos_embed_grid_size=(4, 6)), tiny(name=NAFLEX, pos_embed_grid_size=(3, 3))
     path = written(tmp_path / "file.pth", source.state_dict())
-    with refused(model, r"embeds\.pos_embed in .* is 4x6, not source_grid=5x5"):
+    with raises_untouched(model, r"embeds\.pos_embed in .* is 4x6, not source_grid=5x5"):
         load_weights(model, path, source_grid=(5, 5))
     assert load_weights(model, path).resampled == ("embeds.pos_embed 4x6 -> 3x3",)
     flat = source.embeds.pos_embed.reshape(1, 24, -1)
@@ -780,7 +780,7 @@ def test_head_of_other_classes_stays_fresh_for_finetune_alone(tmp_path, classes)
     path = written(tmp_path / "file.pth", source.state_dict())
     head = model.head.weight.clone()
     for purpose in ("evaluate", "resume"):
-        with refused(model, f"head has {classes or 'no'} classes in the file, 5 in the model"):
+        with raises_untouched(model, f"head has {classes or 'no'} classes in the file, 5 in the model"):
             load_weights(model, path, purpose=purpose)
     with pytest.warns(UserWarning, match=r"the fresh head stays"):
         done = load_weights(model, path)
@@ -814,7 +814,7 @@ def test_dense_weights_leave_the_bias_as_it_is_but_do_not_resume_a_run(tmp_path)
         done = load_weights(model, path, purpose=purpose)
         assert done.fresh == tuple(f"blocks.{index}.attn.prune.token_bias.weight" for index in (0, 1))
     assert torch.equal(model.blocks[0].attn.prune.token_bias.weight, bias)
-    with refused(model, r"holds none of the model's 2 prune\.\* weights"):
+    with raises_untouched(model, r"holds none of the model's 2 prune\.\* weights"):
         load_weights(model, path, purpose="resume")
 
 
@@ -822,12 +822,12 @@ def test_some_of_our_weights_missing_is_refused_though_each_block_alone_would_to
     model = tiny(vp.TokenBias(keep=0.5))
     state = dict(model.state_dict())
     del state["blocks.1.attn.prune.token_bias.weight"]
-    with refused(model, r"1 missing: blocks\.1\.attn\.prune\.token_bias\.weight"):
+    with raises_untouched(model, r"1 missing: blocks\.1\.attn\.prune\.token_bias\.weight"):
         load_weights(model, written(tmp_path / "file.pth", state))
-    with refused(model, r"2 of another shape: .*\(1, 32\) in the file, \(4, 32\) in the model"):
+    with raises_untouched(model, r"2 of another shape: .*\(1, 32\) in the file, \(4, 32\) in the model"):
         load_weights(model, written(tmp_path / "file.pth", tiny(vp.TokenBias(per_head=False)).state_dict()))
     plain = tiny()
-    with refused(plain, r"holds 2 prune\.\* weights .* the model is not patched: vp\.patch it .* or vp\.load"):
+    with raises_untouched(plain, r"holds 2 prune\.\* weights .* the model is not patched: vp\.patch it .* or vp\.load"):
         load_weights(plain, written(tmp_path / "file.pth", model.state_dict()))
 
 
@@ -835,11 +835,11 @@ def test_another_model_is_refused_with_how_many_weights_matched(tmp_path):
     model = tiny()
     state = dict(model.state_dict())
     few = {name: state[name] for name in list(state)[:12]}
-    with refused(model, r"matched 12 of 30 encoder weights of this VisionTransformer: is this another model\? 18 missing: .* and 8 more"):
+    with raises_untouched(model, r"matched 12 of 30 encoder weights of this VisionTransformer: is this another model\? 18 missing: .* and 8 more"):
         load_weights(model, written(tmp_path / "file.pth", few))
-    with refused(model, "matched 0 of 30"):
+    with raises_untouched(model, "matched 0 of 30"):
         load_weights(model, written(tmp_path / "file.pth", timm.create_model("resnet10t").state_dict()))
-    with refused(model, r"matched \d of 30"):
+    with raises_untouched(model, r"matched \d of 30"):
         load_weights(model, written(tmp_path / "file.pth", tiny(embed_dim=64).state_dict()), purpose="evaluate")
 
 
@@ -847,9 +847,9 @@ def test_what_does_not_fit_is_listed_by_its_first_ten_names_and_their_number(tmp
     model = tiny()
     state = dict(model.state_dict()) | {f"extra.{index}": torch.ones(1) for index in range(12)}
     del state["norm.bias"]
-    with refused(model, r"does not fit this VisionTransformer: 1 missing: norm\.bias; 12 unexpected: extra\.0, .*extra\.9 and 2 more$"):
+    with raises_untouched(model, r"does not fit this VisionTransformer: 1 missing: norm\.bias; 12 unexpected: extra\.0, .*extra\.9 and 2 more$"):
         load_weights(model, written(tmp_path / "file.pth", state))
-    with refused(model, "purpose must be one of finetune, evaluate, resume, got 'train'"):
+    with raises_untouched(model, "purpose must be one of finetune, evaluate, resume, got 'train'"):
         load_weights(model, written(tmp_path / "file.pth", state), purpose="train")
 
 

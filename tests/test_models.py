@@ -91,3 +91,29 @@ def test_features_only_and_its_indices():
 def test_a_new_model_does_not_warn_about_its_untrained_bias(recwarn):
     timm.create_model("deit_s_bias", keep=0.5, **SMALL)
     assert [str(warning.message) for warning in recwarn if "token bias" in str(warning.message)] == []
+
+
+def test_features_are_those_of_the_whole_model_not_of_a_shorter_one():
+    args = {"keep": "linear:1.0:0.4", "query_key_free": 1, "num_classes": 3}
+    torch.manual_seed(0)
+    whole = timm.create_model("vit_mini28_bias", **args).eval()
+    features = timm.create_model("vit_mini28_bias", features_only=True, out_indices=(1, 2), **args).eval()
+    for stack in prune_stacks(whole):
+        torch.nn.init.normal_(stack.token_bias.weight)
+    features.load_state_dict(whole.state_dict())
+    images = torch.randn(2, 3, 28, 28)
+    expected = whole.forward_intermediates(images, indices=(1, 2), intermediates_only=True)
+    assert [method.keep_ratio for method in columns_methods(features)] == [method.keep_ratio for method in columns_methods(whole)][:3]
+    for actual, wanted in zip(features(images), expected, strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("name", ["vit_mini28", "vit_mini28_bias"])
+def test_features_only_takes_a_checkpoint_of_the_whole_model(name, tmp_path):
+    source = timm.create_model(name)
+    save_file(source.state_dict(), tmp_path / "model.safetensors")
+    model = timm.create_model("vit_mini28_bias", features_only=True, out_indices=(2,), checkpoint_path=str(tmp_path / "model.safetensors"))
+    assert torch.equal(model.model.blocks[2].mlp.fc1.weight, source.blocks[2].mlp.fc1.weight)
+    assert model.feature_info.channels() == [128]
+    with pytest.raises(RuntimeError, match=r"model\.cls_token"):
+        model.load_state_dict({"pos_embed": source.pos_embed})

@@ -5,7 +5,6 @@ python tools/analyze.py noop                                                    
 python tools/analyze.py kept --checkpoint DIR --images FILE [FILE ...] --output kept.png             which columns each block kept
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +12,18 @@ from typing import Annotated
 import timm
 import torch
 import tyro
-from PIL import Image
 
 from vit_prune.analysis import noop
 from vit_prune.analysis.fidelity import fidelity, fidelity_table
 from vit_prune.analysis.pictures import draw_kept
 from vit_prune.checkpoint import load, load_weights
+from vit_prune.measure.report import write_json
 from vit_prune.methods.schedules import parse_keep
-from vit_prune.train.checks import check_name
+from vit_prune.patch.check import check_host
+from vit_prune.train.build import build_model
 from vit_prune.train.cli import main
+from vit_prune.train.data import Folder
+from vit_prune.train.loaders import data_config
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,19 @@ class Fidelity:
     json: Path | None = None
 
     def run(self) -> None:
-        check_name("model", self.model, timm.list_models())
         parse_keep(self.keep)
+        if self.crops < 1:
+            raise ValueError(f"crops must be at least 1, got {self.crops}")
         torch.set_num_threads(self.threads)
-        model = timm.create_model(self.model, img_size=self.img_size, num_classes=0).eval()
+        model = build_model(self.model, img_size=self.img_size, num_classes=0).eval()
+        check_host(model)
         load_weights(model, self.checkpoint)
         rows = fidelity(model, keep=self.keep, size=self.img_size, crops=self.crops, rank=self.rank, seed=self.seed)
         crops = rows[0].crops_by_half
         print(f"{self.model}, {self.img_size} px, keep {self.keep}, float32, calibrated on one half and evaluated on the other, {crops[0]} + {crops[1]} crops")
         print(fidelity_table(rows))
-        write_json(self.json, [row.to_dict() for row in rows])
+        if self.json is not None:
+            write_json(self.json, {"rows": [row.to_dict() for row in rows]})
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,15 @@ class Noop:
     json: Path | None = None
 
     def run(self) -> None:
+        if self.depth is not None and self.depth < 1:
+            raise ValueError(f"depth must be at least 1, got {self.depth}")
         print(f"| model | {' | '.join(noop.OUTPUTS)} | unpatched again |\n| --- | --- | --- | --- | --- |")
         table = {}
         for case in noop.CASES:
             table[case.title] = noop.differences(*noop.build(case, depth=self.depth))
             print(f"| {case.title} | {' | '.join(f'{value:.1e}' for value in table[case.title].values())} |", flush=True)
-        write_json(self.json, table)
+        if self.json is not None:
+            write_json(self.json, table)
 
 
 @dataclass(frozen=True)
@@ -78,14 +86,9 @@ class Kept:
 
     def run(self) -> None:
         model = load(self.checkpoint, keep=self.keep).eval()
-        transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-        batch = torch.stack([transform(Image.open(path).convert("RGB")) for path in self.images])
+        transform = timm.data.create_transform(**data_config(model), is_training=False)
+        batch = torch.stack([transform(Folder.read(str(path))) for path in self.images])
         print(f"drawn: {draw_kept(model, batch, self.output)}")
-
-
-def write_json(path: Path | None, value: object) -> None:
-    if path is not None:
-        path.write_text(json.dumps(value, indent=1) + "\n")
 
 
 Command = Annotated[Fidelity, tyro.conf.subcommand("fidelity")] | Annotated[Noop, tyro.conf.subcommand("noop")] | Annotated[Kept, tyro.conf.subcommand("kept")]

@@ -84,9 +84,7 @@ def report(flags: Quickstart, folder: Path, top1: dict[str, list[float]], models
     latency = paired_latency({label: lambda model=model: model(images[:1]) for label, model in models.items()}, runs=100, warmup=20)
     print(f"\nscikit-learn's digits, vit_mini28_bias, {flags.seeds} seeds, keep {flags.keep}; latency: CPU, 1 thread, float32, batch 1, eager\n")
     print(table(top1, cost, latency))
-    print(
     print("\n`of at most`: what pruning every column would save. At 17 tokens the time goes into calls, not products: see docs/counting.md.")
-    )
     write_json(folder / "results.json", {"top1": top1, "keep": flags.keep, "macs": {k: v.to_dict() for k, v in cost.items()}, "latency": latency.to_dict()})
     picture = draw_kept(models["pruned"], images[:6], folder / "kept.png")
     print(f"\nwhich columns each block kept: {picture}\nresults: {folder / 'results.json'}")

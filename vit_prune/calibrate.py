@@ -3,7 +3,7 @@
 B batch, N tokens, H heads, d head dim, D width, r directions.  x [B, N, D] is the normed block input.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,22 +20,27 @@ def calibrate(model: nn.Module, loader: Iterable, *, rank: int = 32) -> nn.Modul
 
     Args:
         model: a timm ViT that is not patched; it is run in eval mode and left in the mode that it had.
-        loader: batches of images [B, C, H, W], or (images, labels) whose labels are ignored. One pass.
+        loader: batches of images [B, C, H, W], or (images, labels) whose labels are ignored, or NaFlexVit's dicts. One pass.
         rank: r, how many directions to hold for `Columns(dropped="merge")`.
 
-    Returns: the same model. Raises: as `patch` for a host that is not supported; ValueError for an empty loader or a rank outside 1..D.
+    Returns: the same model. Raises: as `patch` for a host that is not supported; ValueError for an empty loader, images that
+        are not float or not finite, or a rank outside 1..D.
     """
     check_host(model)
     if not 1 <= rank <= model.embed_dim:
         raise ValueError(f"rank must be in 1..{model.embed_dim}, got {rank}")
     sums = [BlockSums(block.attn) for block in model.blocks]
-    was_training = model.training
+    training = {module: module.training for module in model.modules()}
     try:
         run_images(model.eval(), loader)
     finally:
-        model.train(was_training)
+        for module, mode in training.items():
+            module.training = mode
         for block_sums in sums:
             block_sums.handle.remove()
+    for block, block_sums in enumerate(sums):
+        if not block_sums.moment.isfinite().all():
+            raise ValueError(f"the input of block {block} is not finite: look for NaN in the images or the weights")
     model.calibration = [block_sums.result(rank) for block_sums in sums]
     return model
 
@@ -68,10 +73,13 @@ def run_images(model: nn.Module, loader: Iterable) -> None:
     parameter = next(model.parameters())
     batches = 0
     for batch in loader:
-        images = batch if isinstance(batch, Tensor) else batch[0]
-        if images.ndim != 4:
-            raise ValueError(f"the loader must give batches of images [B, C, H, W], got {tuple(images.shape)}")
-        model.forward_features(images.to(device=parameter.device, dtype=parameter.dtype))
+        if isinstance(batch, Mapping):
+            model({name: value.to(parameter.device) for name, value in batch.items()})
+        else:
+            images = batch if isinstance(batch, Tensor) else batch[0]
+            if images.ndim != 4 or not images.is_floating_point():
+                raise ValueError(f"the loader must give batches of float images [B, C, H, W], got {images.dtype} {tuple(images.shape)}")
+            model.forward_features(images.to(device=parameter.device, dtype=parameter.dtype))
         batches += 1
     if not batches:
         raise ValueError("the loader gave no batch: nothing to calibrate on")

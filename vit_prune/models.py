@@ -5,11 +5,13 @@ Each is timm's own model, patched with `TokenBias` and `Columns`. It takes timm'
 """
 
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 import timm
 from timm.models import VisionTransformer, build_model_with_cfg, generate_default_cfgs, register_model
-from torch import nn
+from timm.models._features import FeatureGetterNet
+from torch import Tensor, nn
 
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.token_bias import TokenBias
@@ -40,15 +42,28 @@ def bias_model(architecture: str, pretrained: bool = False, **kwargs) -> nn.Modu
     """
     bias = TokenBias(**{name: kwargs.pop(name) for name in BIAS_FIELDS & kwargs.keys()})
     columns = Columns(**{name: kwargs.pop(name) for name in COLUMNS_FIELDS & kwargs.keys()})
-    return patch_fresh(timm.create_model(architecture, pretrained=pretrained, **kwargs), bias, columns)
-
-
-def patch_fresh(model: nn.Module, bias: TokenBias, columns: Columns) -> nn.Module:
-    """Patch a new model, or the one inside a `features_only` wrapper, without the warning about a bias that is still zero."""
+    features_only, out_indices = kwargs.pop("features_only", False), kwargs.pop("out_indices", 3)
+    model = timm.create_model(architecture, pretrained=pretrained, **kwargs)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the token bias is all zero")  # a checkpoint or the training comes after
-        patch(getattr(model, "model", model), [bias, columns])
-    return model
+        patch(model, [bias, columns])
+    return BiasFeatures(model, out_indices=out_indices) if features_only else model
+
+
+class BiasFeatures(FeatureGetterNet):
+    """timm's `features_only` wrapper around a patched model: it cuts the blocks after the last index, which keep what they had in the whole model."""
+
+    def __init__(self, model: nn.Module, out_indices: int | Sequence[int]) -> None:
+        super().__init__(model, out_indices=out_indices)
+        self.pretrained_cfg = {key: value for key, value in model.pretrained_cfg.items() if key not in ("num_classes", "classifier", "global_pool")}
+        self.default_cfg = self.pretrained_cfg
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False):
+        """Takes the wrapper's own weights, or those of a whole model, dense or ours, of which it leaves out what was cut."""
+        own = self.state_dict()
+        if not any(key.startswith("model.") for key in state_dict):
+            state_dict = {f"model.{key}": value for key, value in state_dict.items() if f"model.{key}" in own}
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
 
 @register_model

@@ -3,7 +3,7 @@ import torch
 from timm.models.deit import VisionTransformerDistilled
 
 import vit_prune as vp
-from tests.helpers import kept_indices, randomise_bias, tiny_vit
+from tests.helpers import kept_indices, randomise_bias, tiny_named, tiny_vit
 from vit_prune.methods.base import BlockCalibration
 from vit_prune.ops.reference import column_attention
 
@@ -212,6 +212,8 @@ def test_set_keep_needs_columns_with_a_keep_ratio():
         ({"rule": "mass", "tau": 0.5, "keep": 0.5}, "keep and sampling belong to the rule topk"),
         ({"keep": 0.5, "tau": 0.5}, "tau belongs to the rules mass and threshold"),
         ({"merge_rank": 8}, "merge_rank is a number of directions >= 1 for dropped='merge'"),
+        ({"dropped": "merge", "merge_rank": 1.5}, "merge_rank is a number of directions >= 1"),
+        ({"rule": "mass", "tau": "x"}, r"rule mass takes tau in \(0, 1\], got x"),
         ({"dropped": "merge", "merge_rank": 0}, "merge_rank is a number of directions >= 1"),
     ],
 )
@@ -266,3 +268,14 @@ def test_configs_are_frozen_and_json_able():
     values = columns.to_dict()
     assert values.pop("name") == "columns"
     assert vp.Columns(**values) == columns
+
+
+@pytest.mark.parametrize("columns", [{"importance": "random"}, {"sampling": "gumbel"}])
+def test_evaluation_draws_do_not_depend_on_how_far_training_was(columns, tmp_path):
+    model = randomise_bias(vp.patch(tiny_named(), [vp.TokenBias(), vp.Columns(keep=0.5, **columns)]))
+    images = torch.randn(1, 3, 32, 32)
+    expected = model(images)
+    vp.set_progress(model, 0.5)
+    assert torch.equal(model(images), expected)
+    vp.save(model, tmp_path / "model")
+    assert torch.equal(vp.load(tmp_path / "model").eval()(images), expected)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 import vit_prune as vp
@@ -20,6 +21,8 @@ from vit_prune.methods.schedules import parse_keep
         ([1, 0.9, 0.7], (1, 0.9, 0.7)),
         ((1, 0.9, 0.7), (1, 0.9, 0.7)),
         (vp.constant(0.25), (0.25, 0.25, 0.25)),
+        (np.float32(0.5), (0.5, 0.5, 0.5)),
+        (["1", ".5", ".25"], (1, 0.5, 0.25)),
         (vp.linear(1, 1 / 3), (1, 2 / 3, 1 / 3)),
     ],
 )
@@ -51,6 +54,7 @@ def test_ratios_outside_the_interval_are_refused(given):
         ("linear:1", "linear takes linear:START:END, got 'linear:1'"),
         ("step:1:.5", "step takes step:START:END:BLOCK"),
         ("step:1:.5:2.5", "takes a block number, got 2.5"),
+        ("step:1:.5:nan", "takes a block number, got nan"),
         ("half", "got 'half'"),
         ("1,,.5", "got '1,,.5'"),
         ("", "got ''"),

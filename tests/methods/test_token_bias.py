@@ -96,3 +96,8 @@ def test_only_the_bias_trains_on_a_frozen_model():
     for actual, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
         assert actual.abs().max() > 0
+
+
+def test_per_head_is_a_bool():
+    with pytest.raises(ValueError, match=r"per_head must be True or False, got 'no'"):
+        vp.TokenBias(per_head="no")

@@ -131,3 +131,13 @@ def test_wrong_arguments_are_named():
         column_attention(q, k, v, mask=torch.zeros(5))
     with pytest.raises(ValueError, match=r"no dropout"):
         column_attention(q, k, v, dropout_p=0.1, impl="reference")
+
+
+@pytest.mark.parametrize("impl", ["sdpa", "math", "reference"])
+def test_a_wide_bias_beside_half_queries_neither_overflows_nor_fails(impl):
+    q, k, v = qkv(dtype=torch.float16)
+    bias = torch.tensor([1e5, 1e5, 0.0, 0.0, 0.0], dtype=torch.bfloat16).expand(2, 3, 5)  # beyond float16, as wide in bits
+    out = column_attention(q, k, v, bias if impl != "reference" else bias.float(), impl=impl)
+    assert out.dtype == torch.float16
+    exact = reference.column_attention(q.double(), k.double(), v.double(), bias.double())
+    assert (out.double() - exact).abs().max() < 1e-2

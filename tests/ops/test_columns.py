@@ -159,3 +159,8 @@ def test_merge_survives_biases_far_apart():
     merged, merged_bias = ops.merge(x, bias, selection, features=x, num_prefix=P)
     assert merged.isfinite().all()
     assert not merged_bias.isnan().any()
+
+
+def test_a_zero_target_in_half_precision_draws_no_token_to_itself():
+    x = torch.cat([torch.zeros(1, 2, 4), torch.ones(1, 3, 4)], dim=1).half()
+    assert ops._nearest(x[:, 3:], x, None).tolist() == [[2, 2]]

@@ -209,3 +209,16 @@ def test_named_models_keep_timms_methods():
     assert model(images()).shape == (3, 3)
     model.set_input_size(img_size=(48, 32))
     assert model(torch.randn(1, 3, 48, 32)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("how", ["forward", "backward hook"])
+def test_a_wrapped_projection_is_called_not_bypassed(how):
+    model, calls = patched_vit("pruned").train(), []
+    qkv = model.blocks[0].attn.qkv
+    if how == "forward":
+        forward = qkv.forward
+        qkv.forward = lambda x: (calls.append(how), forward(x))[1]
+    else:
+        qkv.register_full_backward_hook(lambda _m, _i, _o: calls.append(how))
+    model(images()).sum().backward()
+    assert calls

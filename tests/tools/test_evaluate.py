@@ -120,3 +120,19 @@ def test_our_own_weights_file_needs_no_model(evaluate, saved):
 def test_a_checkpoint_with_other_classes_than_the_data_is_refused(evaluate, tmp_path):
     checkpoint.save(timm.create_model("vit_mini28_bias", num_classes=7, **TINY), tmp_path / "seven")
     assert evaluate("--checkpoint", tmp_path / "seven")[0] == "error: the checkpoint has 7 classes, the data has 10"
+
+
+def test_weights_that_are_not_numbers_are_an_error_not_a_row(evaluate, saved, tmp_path):
+    model = checkpoint.load(saved)
+    torch.nn.init.constant_(model.norm.weight, float("nan"))
+    checkpoint.save(model, tmp_path / "nan")
+    code, _ = evaluate("--checkpoint", tmp_path / "nan", "--json", tmp_path / "x.json")
+    assert "no finite outputs" in code
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_a_half_precision_checkpoint_is_evaluated_in_its_own_dtype(evaluate, saved, tmp_path):
+    checkpoint.save(checkpoint.load(saved).bfloat16(), tmp_path / "half")
+    code, _ = evaluate("--checkpoint", tmp_path / "half", "--json", tmp_path / "x.json")
+    assert code is None
+    assert json.loads((tmp_path / "x.json").read_text())["dtype"] == "bfloat16"

@@ -8,6 +8,8 @@ from vit_prune.train.config import TrainConfig
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"device": "meta"}, "device must be cpu, cuda or cuda:NUMBER, got 'meta'"),
+        ({"importance": "column_mean", "keep": 0.5}, "importance column_mean needs vp.calibrate"),
         ({"keep": 0}, r"^keep must be in \(0, 1\], got 0$"),
         ({"keep": 1.5}, r"^keep must be in \(0, 1\], got 1.5$"),
         ({"eval_keep": "linear:1:0"}, r"^eval_keep: keep must be in \(0, 1\], got 0.0$"),

@@ -126,7 +126,10 @@ def write(directory: Path, tensors: dict[str, Tensor], config: dict) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     temporary = {name: directory / f".{name}.{os.getpid()}.tmp" for name in (WEIGHTS, CONFIG)}
     try:
-        safetensors.torch.save_file(tensors, temporary[WEIGHTS], metadata={"format": "pt", CONFIG_KEY: json.dumps(config)})
+        try:
+            safetensors.torch.save_file(tensors, temporary[WEIGHTS], metadata={"format": "pt", CONFIG_KEY: json.dumps(config)})
+        except safetensors.SafetensorError as error:  # what a full disk is to safetensors
+            raise OSError(f"cannot write {directory / WEIGHTS}: {error}") from error
         temporary[CONFIG].write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in temporary.values():
             sync(path)

@@ -91,7 +91,7 @@ def read_torch_file(path: Path) -> object:
     except Exception as error:  # a broken pickle may raise anything
         refused = re.search(r"(?:GLOBAL|unsupported class|Unsupported class) (\S+)", str(error))
         if refused is None:
-            reason = f"is not a whole checkpoint ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'it ends early'})"
+            reason = f"is not a whole checkpoint ({type(error).__name__})"
             raise ValueError(f"{path} {reason}: copy or download it again, or convert it to .safetensors") from error
         raise ValueError(
             f"{path} holds a pickled {refused[1]}, and unpickling it can run any code: where you trust the file, save its weights alone, "

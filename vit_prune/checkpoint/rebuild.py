@@ -25,13 +25,14 @@ def build(config: dict, state: dict[str, Tensor], source: Path | str, *, device:
     if config["methods"]:
         if calibration := saved_calibration(model, state):
             model.calibration = calibration
-        methods = [method_from(entry, source) for entry in config["methods"]]
         with naming(source):
+            methods = [method_from(entry, source) for entry in config["methods"]]
             patch(model, methods, impl=config["impl"])
             if config["keep"]:
                 set_keep(model, config["keep"])
         cast(model, state)
-    restore(dict(model.named_modules()), config["settings"], source)
+    with naming(source):
+        restore(dict(model.named_modules()), config["settings"], source)
     return model
 
 
@@ -62,6 +63,8 @@ def naming(source: Path | str) -> Iterator[None]:
             warnings.filterwarnings("ignore", message="the token bias is all zero")
             yield
     except Exception as error:  # whatever a wrong argument runs into
+        if str(error).startswith(str(source)):
+            raise
         raise ValueError(f"{source}: {error}") from error
 
 

@@ -4,6 +4,7 @@ Legend: B batch, N tokens = P prefix + n patches, M kept columns, H heads, d hea
 """
 
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import ClassVar
 
 import torch
@@ -59,7 +60,7 @@ class Columns(MethodConfig):
             if getattr(self, field) not in choices:
                 raise ValueError(f"{field} must be one of {', '.join(choices)}, got {getattr(self, field)!r}")
         self._check_rule()
-        if self.merge_rank is not None and (self.dropped != "merge" or self.merge_rank < 1):
+        if self.merge_rank is not None and (self.dropped != "merge" or not isinstance(self.merge_rank, int) or self.merge_rank < 1):
             raise ValueError(f"merge_rank is a number of directions >= 1 for dropped='merge', got {self.merge_rank}")
 
     def _check_rule(self) -> None:
@@ -67,7 +68,7 @@ class Columns(MethodConfig):
             if self.tau is not None:
                 raise ValueError(f"tau belongs to the rules mass and threshold; the rule topk takes keep, got tau={self.tau}")
             return
-        if self.tau is None or not 0 < self.tau <= (1 if self.rule == "mass" else float("inf")):
+        if not isinstance(self.tau, Real) or not 0 < self.tau <= (1 if self.rule == "mass" else float("inf")):
             raise ValueError(f"rule {self.rule} takes tau {'in (0, 1]' if self.rule == 'mass' else '> 0'}, got {self.tau}")
         if self.importance not in ("prob", "column_mean"):
             raise ValueError(f"rule {self.rule} needs a probability: importance prob or column_mean, got {self.importance}")
@@ -91,7 +92,8 @@ class ColumnsMethod(Method):
         self.num_prefix_tokens = host.num_prefix_tokens
         self.dim = host.dim
         self.block = host.index
-        self.register_buffer("noise_key", torch.tensor(noise.block_key(config.seed, host.index)), persistent=False)
+        self.key = noise.block_key(config.seed, host.index)
+        self.register_buffer("training_key", torch.tensor(self.key), persistent=False)  # a tensor: a new number compiles nothing anew
         self.needs_bias = f"importance={config.importance!r}" if config.importance in ("logit", "prob") else ""
         self.register_buffer("q_mean", self._calibrated_q_mean(host))
         self.register_buffer("directions", self._calibrated_directions(host))
@@ -173,11 +175,12 @@ class ColumnsMethod(Method):
 
     def _keys(self, x: Tensor) -> Tensor:
         """[B], one key of the noise per image."""
-        row = torch.arange(x.shape[0], device=x.device) * self.training
-        return noise.mix((self.noise_key + row) & noise.LOW_32_BITS)
+        if not self.training:
+            return torch.full((x.shape[0],), self.key, device=x.device)
+        return noise.mix((self.training_key + torch.arange(x.shape[0], device=x.device)) & noise.LOW_32_BITS)
 
     def step(self, progress: float) -> None:
-        self.noise_key.fill_(noise.block_key(self.config.seed, self.block, round(progress * noise.LOW_32_BITS)))
+        self.training_key.fill_(noise.block_key(self.config.seed, self.block, round(progress * noise.LOW_32_BITS)))
 
     def _count(self, probability: Tensor, visible: Tensor | None) -> Tensor:
         """[B], kept patches per image by the rules mass and threshold, at least 1."""

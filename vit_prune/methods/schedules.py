@@ -11,6 +11,7 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 ARGUMENTS = {"linear": ("START", "END"), "cosine": ("START", "END"), "step": ("START", "END", "BLOCK")}
 
@@ -25,8 +26,8 @@ class Keep:
     def __post_init__(self) -> None:
         for ratio in self.values[:2] if self.kind == "step" else self.values:
             check_ratio(ratio)
-        if self.kind == "step" and (self.values[2] < 0 or self.values[2] != int(self.values[2])):
-            raise ValueError(f"step:START:END:BLOCK takes a block number, got {self.values[2]:g}")
+        if self.kind == "step" and not (isinstance(self.values[2], Real) and self.values[2] >= 0 and self.values[2] % 1 == 0):
+            raise ValueError(f"step:START:END:BLOCK takes a block number, got {self.values[2]}")
 
     def ratios(self, depth: int) -> tuple[float, ...]:
         """One keep ratio per block. Raises: ValueError where a list has another length than the model, or a step lies outside."""
@@ -61,8 +62,8 @@ def _shortest(value: float) -> str:
 
 def check_ratio(ratio: float) -> None:
     """Raises: ValueError unless 0 < ratio <= 1."""
-    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio <= 1:
-        raise ValueError(f"keep must be in (0, 1], got {ratio}")
+    if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 < ratio <= 1:
+        raise ValueError(f"keep must be in (0, 1], got {ratio!r}")
 
 
 def constant(ratio: float) -> Keep:
@@ -92,12 +93,12 @@ def parse_keep(value: "Keep | float | str | Sequence[float]") -> Keep:
     """
     if isinstance(value, Keep):
         return value
-    if isinstance(value, (bool, int, float)):
+    if isinstance(value, Real):
         return constant(value)
     if isinstance(value, str):
         return _parse_text(value.strip())
     if isinstance(value, Sequence) and value:
-        return Keep("list", tuple(value))
+        return Keep("list", tuple(_number(part, str(value)) if isinstance(part, str) else part for part in value))
     raise ValueError(f"keep must be a ratio, a schedule or a list of ratios, got {value!r}")
 
 

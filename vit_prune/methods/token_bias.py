@@ -32,6 +32,8 @@ class TokenBias(MethodConfig):
     keep: Keep | float | str | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.per_head, bool):
+            raise ValueError(f"per_head must be True or False, got {self.per_head!r}")
         if isinstance(self.query_key_free, bool) or not isinstance(self.query_key_free, int) or self.query_key_free < 0:
             raise ValueError(f"query_key_free must be a number of blocks >= 0, got {self.query_key_free}")
         if self.keep is not None:

@@ -59,7 +59,11 @@ def query_free_attention(v: Tensor, bias: Tensor, *, mask: Tensor | None = None,
     Returns: [B, H, 1, d]. Raises: ValueError for a mask that differs from query to query.
     """
     if mask is not None and mask.shape[-2] != 1:
-        raise ValueError(f"query-key-free attention gives every query the same row; it cannot honour a mask per query, got {tuple(mask.shape)}")
+        shape = tuple(mask.shape)
+        raise ValueError(
+            f"query-key-free attention gives every query the same row; it cannot honour a mask per query, got {shape} "
+            "(NaFlexVit masks keys alone if it is built with use_key_only_attn_mask=True)"
+        )
     logits = bias[:, :, None, :].float()
     if mask is not None:
         logits = logits + reference.additive(mask, logits.dtype)
@@ -114,7 +118,7 @@ def _additive_term(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype)
 
 def _fit(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """The bias in a narrower dtype: shifted so that the largest is 0 (softmax does not see it), then clamped; -inf stays."""
-    if torch.finfo(dtype).bits >= torch.finfo(bias.dtype).bits:
+    if torch.finfo(dtype).max >= torch.finfo(bias.dtype).max and dtype != torch.bfloat16:
         return bias.to(dtype)
     lowest = torch.finfo(dtype).min
     peak = bias.detach().amax(-1, keepdim=True).clamp(min=lowest)

@@ -161,7 +161,7 @@ def _nearest(source: Tensor, target: Tensor, target_is_real: Tensor | None) -> T
 
     The source's own length does not change which target wins, so that only the targets are normalised.
     """
-    similarity = source @ F.normalize(target, dim=-1).mT
+    similarity = source @ F.normalize(target.float(), dim=-1).to(target.dtype).mT  # in half precision its epsilon would be 0
     if target_is_real is not None:
         similarity = similarity.masked_fill(~target_is_real[:, None, :], float("-inf"))
     return similarity.argmax(-1)

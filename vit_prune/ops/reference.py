@@ -27,4 +27,4 @@ def column_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None
         logits = logits + bias[:, :, None, :]
     if mask is not None:
         logits = logits + additive(mask, logits.dtype)
-    return safe_softmax(logits) @ v
+    return safe_softmax(logits).to(v.dtype) @ v

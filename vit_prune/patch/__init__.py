@@ -85,6 +85,8 @@ def set_keep(model: nn.Module, keep: Keep | float | str | Sequence[float]) -> No
 def hosts(model: nn.Module) -> list[Host]:
     """What the methods are told of each block."""
     calibration = getattr(model, "calibration", None) or [None] * len(model.blocks)
+    if len(calibration) != len(model.blocks):
+        raise ValueError(f"the calibration is of {len(calibration)} blocks, the model has {len(model.blocks)}: run vp.calibrate again")
     return [
         Host(
             name=f"blocks.{index}.attn",

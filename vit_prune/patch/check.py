@@ -12,9 +12,13 @@ from vit_prune.patch.timm import ATTENTION_READS, BLOCK_READS, BLOCKS, ROOT_READ
 RUN_PROVIDERS = ("columns",)  # the hooks that PrunedAttention runs
 
 
+class UnsupportedModel(TypeError):
+    """A model, block or attention that cannot be patched; the message names it and what can be."""
+
+
 def expand(methods: MethodConfig | Sequence[MethodConfig]) -> tuple[MethodConfig, ...]:
     """The configs, with shorthands written out. Raises: TypeError for what is not a config."""
-    methods = [methods] if isinstance(methods, MethodConfig) else methods
+    methods = methods if isinstance(methods, Sequence) else [methods]
     for method in methods:
         if not isinstance(method, MethodConfig):
             raise TypeError(f"methods must be configs such as TokenBias() or Columns(keep=0.5), got {method!r}")
@@ -29,11 +33,11 @@ def check_host(model: nn.Module) -> None:
     if prune_stacks(model):
         raise ValueError("the model is patched already: unpatch it first, or give all methods in one call")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        raise TypeError(f"{type(model).__name__} does not see parameters that come later: patch the model, then wrap it")
+        raise UnsupportedModel(f"{type(model).__name__} does not see parameters that come later: patch the model, then wrap it")
     if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
-        raise TypeError("the model is compiled: patch it first (model._orig_mod is the plain one), then call torch.compile")
+        raise UnsupportedModel("the model is compiled: patch it first (model._orig_mod is the plain one), then call torch.compile")
     if type(model) not in ROOTS:
-        raise TypeError(f"{_name(model)} cannot be patched; supported: {', '.join(map(_qualname, ROOTS))}")
+        raise UnsupportedModel(f"{_name(model)} cannot be patched; supported: {', '.join(map(_qualname, ROOTS))}")
     _check_reads(model, "model", ROOT_READS)
     for index, block in enumerate(model.blocks):
         _check_block(f"blocks.{index}", block)
@@ -41,10 +45,10 @@ def check_host(model: nn.Module) -> None:
 
 def _check_block(name: str, block: nn.Module) -> None:
     if type(block) not in BLOCKS:
-        raise TypeError(f"{name} is {_name(block)}, which cannot be patched; supported: {', '.join(map(_qualname, BLOCKS))}")
+        raise UnsupportedModel(f"{name} is {_name(block)}, which cannot be patched; supported: {', '.join(map(_qualname, BLOCKS))}")
     _check_reads(block, name, BLOCK_READS)
     if type(block.attn) is not Attention:
-        raise TypeError(f"{name}.attn is {_name(block.attn)}, which cannot be patched; supported: {_qualname(Attention)}")
+        raise UnsupportedModel(f"{name}.attn is {_name(block.attn)}, which cannot be patched; supported: {_qualname(Attention)}")
     _check_reads(block.attn, f"{name}.attn", ATTENTION_READS)
 
 

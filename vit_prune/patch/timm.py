@@ -85,8 +85,9 @@ class PrunedAttention(Attention):
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """True where slicing the weight is the same as calling the module: an nn.Linear itself, without hooks."""
-    return type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+    """True where slicing the weight is the same as calling the module: an nn.Linear itself, without hooks or a forward of its own."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return type(module) is nn.Linear and not any(hooks) and "forward" not in vars(module)
 
 
 def host_mask(attn_mask: Tensor | None, is_causal: bool, x: Tensor) -> Tensor | None:

@@ -44,6 +44,8 @@ def create_model(config: TrainConfig, num_classes: int) -> nn.Module:
     if config.drop_path:
         kwargs["drop_path_rate"] = config.drop_path
     model = build_model(config.model, pretrained=config.pretrained, num_classes=num_classes, **kwargs)
+    if getattr(getattr(model, "patch_embed", None), "num_patches", 1) < 1:
+        raise ValueError(f"img_size {config.img_size} is smaller than one patch of {config.model}")
     if config.initial_checkpoint is not None:
         log.info(checkpoint.load_weights(model, config.initial_checkpoint, purpose="finetune"))
     if config.eval_keep is not None:

@@ -81,6 +81,11 @@ def check_device(device: str | None) -> None:
         kind = torch.device(device).type
     except RuntimeError:
         raise ValueError(f"device must be cpu, cuda or cuda:NUMBER, got {device!r}") from None
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu, cuda or cuda:NUMBER, got {device!r}")
+    index = torch.device(device).index or 0
+    if kind == "cuda" and torch.cuda.is_available() and index >= torch.cuda.device_count():
+        raise ValueError(f"device is {device}, and there are {torch.cuda.device_count()} CUDA devices here, from cuda:0")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {device}, and there is no CUDA device here; use --device cpu")
 

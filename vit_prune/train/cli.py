@@ -7,10 +7,11 @@ from typing import TypeVar
 
 import tyro
 
+from vit_prune.patch.check import UnsupportedModel
 from vit_prune.train.engine import TrainingDiverged
 
 Config = TypeVar("Config")
-USER_ERRORS = (ValueError, OSError, TrainingDiverged)
+USER_ERRORS = (ValueError, OSError, TrainingDiverged, UnsupportedModel)
 
 
 def parse_flags(config_class: type[Config], *, default: Config | None = None, args: list[str] | None = None, description: str | None = None) -> Config:

@@ -145,6 +145,8 @@ class TrainConfig:
     def _check_pruning(self) -> None:
         """The configs of the methods say what is wrong with their values."""
         given = self.pruning_kwargs()
+        if self.importance == "column_mean":
+            raise ValueError("importance column_mean needs vp.calibrate on a trained model: train with logit, prob or random")
         Columns(**{name: given[name] for name in COLUMNS_FIELDS if name in given})
         TokenBias(**{name: given[name] for name in BIAS_FIELDS if name in given})
         if self.rule not in (None, "topk") and self.eval_keep is not None:

@@ -109,10 +109,10 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict
     Returns: {"loss", "top1", "top5"}, each a mean over images, whatever the batch size.
     """
     model.eval()
-    sums = []
+    sums, dtype = [], next(model.parameters()).dtype
     with progress_bar("evaluation", loader) as bar:
         for images, targets in loader:
-            logits = model(images.to(device, non_blocking=True)).float()
+            logits = model(images.to(device, dtype, non_blocking=True)).float()
             sums.append(count(logits, targets.to(device, non_blocking=True)))
             bar.update(len(images))
     loss, top1, top5, images = torch.stack(sums).cpu().double().sum(0).tolist()

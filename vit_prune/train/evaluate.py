@@ -2,11 +2,12 @@
 
 import json
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vit_prune import checkpoint
@@ -83,7 +84,7 @@ def run_evaluation(config: EvaluateConfig) -> list[dict]:
     loader = eval_loader(dataset, batch_size=config.batch_size, workers=config.workers, data=data_config(model), device=device)
     rows = [evaluate_at(model.to(device), keep, loader, device) for keep in config.eval_keep or (None,)]
     if config.json is not None:
-        write_atomically(config.json, json.dumps(report(config, dataset, device, rows), indent=2) + "\n")
+        write_atomically(config.json, json.dumps(report(config, dataset, next(model.parameters()), rows), indent=2) + "\n")
     return rows
 
 
@@ -102,7 +103,10 @@ def load_model(config: EvaluateConfig, num_classes: int) -> nn.Module:
 def evaluate_at(model: nn.Module, keep: str | None, loader: DataLoader, device: torch.device) -> dict:
     if keep is not None:
         set_keep(model, keep)
-    return {"keep": keep or "as saved", **evaluate(model, loader, device), "macs": macs_or_none(model)}
+    result = evaluate(model, loader, device)
+    if not math.isfinite(result["loss"]):
+        raise ValueError(f"the loss at keep {keep or 'as saved'} is {result['loss']}: the checkpoint's weights give no finite outputs on this data")
+    return {"keep": keep or "as saved", **result, "macs": macs_or_none(model)}
 
 
 def macs_or_none(model: nn.Module) -> int | None:
@@ -114,15 +118,15 @@ def macs_or_none(model: nn.Module) -> int | None:
         return None
 
 
-def report(config: EvaluateConfig, dataset: Dataset, device: torch.device, rows: list[dict]) -> dict:
+def report(config: EvaluateConfig, dataset: Dataset, parameter: Tensor, rows: list[dict]) -> dict:
     """The results with what they depend on."""
     return {
         "checkpoint": config.checkpoint,
         "model": config.model,
         "dataset": config.dataset,
         "images": len(dataset),
-        "device": str(device),
-        "dtype": "float32",
+        "device": str(parameter.device),
+        "dtype": str(parameter.dtype).removeprefix("torch."),
         "batch_size": config.batch_size,
         "units": {"top1": "percent", "top5": "percent", "loss": "nats per image", "macs": "multiply-accumulates per image"},
         "results": rows,

@@ -34,8 +34,8 @@ def load_recipe(path: str | Path) -> TrainConfig:
     Raises: OSError where the file cannot be read; ValueError, with the file's name, for what is no YAML mapping, an unknown key (with the
         nearest valid one), a key given twice and a wrong value.
     """
-    text = Path(path).read_text(encoding="utf-8")
     try:
+        text = Path(path).read_text(encoding="utf-8")
         values = yaml.load(text, Loader=StrictLoader)  # a SafeLoader
         return TrainConfig(**check_keys({} if values is None else values))
     except (ValueError, yaml.YAMLError) as error:

@@ -38,7 +38,7 @@ def run(config: TrainConfig) -> dict:
     """
     job = prepare(config)
     folder = RunFolder(job.config.output, job.config.experiment)
-    save_recipe(job.config, folder.path / "recipe.yaml")
+    save_recipe(replace(job.config, experiment=None), folder.path / "recipe.yaml")  # run again, it takes a name of its own
     for epoch in range(job.config.epochs):
         row = run_epoch(job, epoch)
         folder.record(job.training.model, row)
