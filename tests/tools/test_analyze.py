@@ -1,32 +1,16 @@
 """tools/analyze.py from its command line."""
 
-import runpy
-import sys
-from pathlib import Path
-
 import pytest
 import timm
 from PIL import Image
 
 import vit_prune as vp
 
-TOOL = str(Path(__file__).parents[2] / "tools" / "analyze.py")
-
 
 @pytest.fixture
-def analyze(monkeypatch, capsys):
-    """Run the tool in this process: (exit status or None, stdout)."""
-
-    def call(*flags: object) -> tuple[int | str | None, str]:
-        monkeypatch.setattr(sys, "argv", [TOOL, *map(str, flags)])
-        try:
-            runpy.run_path(TOOL, run_name="__main__")
-            code = None
-        except SystemExit as stop:
-            code = stop.code
-        return code, capsys.readouterr().out
-
-    return call
+def analyze(run_tool):
+    """(exit status or None, stdout)."""
+    return lambda *flags: run_tool("analyze.py", *flags)[:2]
 
 
 @pytest.fixture

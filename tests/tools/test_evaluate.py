@@ -1,9 +1,6 @@
 """tools/evaluate.py from its command line."""
 
 import json
-import runpy
-import sys
-from pathlib import Path
 
 import pytest
 import timm
@@ -11,24 +8,13 @@ import torch
 
 from vit_prune import checkpoint
 
-TOOL = str(Path(__file__).parents[2] / "tools" / "evaluate.py")
 TINY = {"depth": 2, "embed_dim": 16, "num_heads": 2, "img_size": 8}
 
 
 @pytest.fixture
-def evaluate(monkeypatch, capsys):
-    """Run the tool in this process: (exit status or None, stdout)."""
-
-    def call(*flags: object) -> tuple[int | str | None, str]:
-        monkeypatch.setattr(sys, "argv", [TOOL, *map(str, flags), "--dataset", "digits", "--workers", "0", "--device", "cpu"])
-        try:
-            runpy.run_path(TOOL, run_name="__main__")
-            code = None
-        except SystemExit as stop:
-            code = stop.code
-        return code, capsys.readouterr().out
-
-    return call
+def evaluate(run_tool):
+    """On the digits: (exit status or None, stdout)."""
+    return lambda *flags: run_tool("evaluate.py", *flags, "--dataset", "digits", "--workers", "0", "--device", "cpu")[:2]
 
 
 @pytest.fixture(scope="module")

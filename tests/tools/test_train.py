@@ -1,6 +1,5 @@
 """tools/train.py from its command line: what works, and one sentence for what does not."""
 
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,20 +12,9 @@ QUICK = ["--epochs", "1", "--warmup-epochs", "0", "--batch-size", "700", "--work
 
 
 @pytest.fixture
-def train(monkeypatch, capsys, tmp_path):
-    """Run the tool in this process: (exit status or None, stdout, stderr)."""
-
-    def call(*flags: str) -> tuple[int | str | None, str, str]:
-        monkeypatch.setattr(sys, "argv", [TOOL, *flags, "--output", str(tmp_path / "output")])
-        try:
-            runpy.run_path(TOOL, run_name="__main__")
-            code = None
-        except SystemExit as stop:
-            code = stop.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+def train(run_tool, tmp_path):
+    """(exit status or None, stdout, stderr)."""
+    return lambda *flags: run_tool("train.py", *flags, "--output", tmp_path / "output")
 
 
 def test_a_run_says_where_its_results_are(train, tmp_path):
