@@ -5,12 +5,9 @@ python tools/quickstart.py            (make quickstart)
 scikit-learn's digits, three seeds. `dense` is trained and tested with all columns, `pruned` with half of them gone on average.
 """
 
-import logging
 import os
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 
@@ -26,7 +23,7 @@ from vit_prune.train.cli import main, parse_flags
 from vit_prune.train.data import create_dataset
 from vit_prune.train.loaders import data_config, eval_loader
 from vit_prune.train.recipe import load_recipe
-from vit_prune.train.run import run
+from vit_prune.train.study import StudyRun, placed, train_all
 
 ROOT = Path(__file__).parents[1]
 DEPTH = 6  # of vit_mini28_bias
@@ -39,16 +36,6 @@ class Quickstart:
     epochs: int | None = None  # the recipe's own if left out
     output: Path = Path("output/quickstart")
     processes: int = min(2, os.cpu_count() or 1)  # trainings at once, one thread each: faster than one training on two threads
-
-
-def train(flags: Quickstart, folder: Path, label: str, keep: str, seed: int) -> tuple[float, Path]:
-    """Top-1 in percent after the last epoch, and the folder of its checkpoint. Runs in a process of its own, on one thread."""
-    torch.set_num_threads(1)
-    logging.basicConfig(level=logging.INFO, format=f"{label:6s} seed {seed}: %(message)s", force=True)
-    recipe = load_recipe(ROOT / "configs" / "digits.yaml")
-    config = replace(recipe, keep=keep, seed=seed, epochs=flags.epochs or recipe.epochs, output=str(folder), experiment=f"{label}-seed{seed}")
-    result = run(config)
-    return result["last"]["eval_top1"], Path(result["folder"]) / "last"
 
 
 def table(top1: dict[str, list[float]], cost: dict[str, ModelMacs], latency: PairedLatency) -> str:
@@ -65,12 +52,13 @@ def table(top1: dict[str, list[float]], cost: dict[str, ModelMacs], latency: Pai
 def compare(flags: Quickstart) -> None:
     parse_keep(flags.keep).ratios(DEPTH)
     folder = flags.output / f"{datetime.now():%Y%m%d-%H%M%S}"
-    jobs = [(label, keep, seed) for seed in range(flags.seeds) for label, keep in (("dense", "1"), ("pruned", flags.keep))]
-    os.environ["TQDM_DISABLE"] = "1"  # the processes' bars would draw over each other; each says a line per epoch
-    with ProcessPoolExecutor(flags.processes, mp_context=get_context("spawn")) as pool:
-        done = list(pool.map(train, *zip(*((flags, folder, *job) for job in jobs), strict=True)))
-    top1 = {label: [accuracy for (name, *_), (accuracy, _) in zip(jobs, done, strict=True) if name == label] for label in ("dense", "pruned")}
-    models = {label: vp.load(path).eval() for (label, *_), (_, path) in zip(jobs, done, strict=True)}
+    recipe = load_recipe(ROOT / "configs" / "digits.yaml")
+    recipe = replace(recipe, epochs=flags.epochs or recipe.epochs)
+    keeps = {"dense": "1", "pruned": flags.keep}
+    runs = [StudyRun(label, seed, replace(recipe, keep=keep, seed=seed)) for seed in range(flags.seeds) for label, keep in keeps.items()]
+    results = train_all([placed(one, data_dir=None, output=folder) for one in runs], processes=flags.processes)
+    top1 = {label: [result["last"]["eval_top1"] for result in seeds.values()] for label, seeds in results.items()}
+    models = {label: vp.load(Path(seeds[0]["folder"]) / "last").eval() for label, seeds in results.items()}
     report(flags, folder, top1, models)
 
 

@@ -9,7 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vit_prune.methods.base import Method
 from vit_prune.train import build
-from vit_prune.train.engine import Training, TrainingDiverged, evaluate, outputs_loss, train_one_epoch
+from vit_prune.train.engine import Training, TrainingDiverged, train_one_epoch
+from vit_prune.train.evaluation.accuracy import evaluate
+from vit_prune.train.losses import Loss
 
 CPU = torch.device("cpu")
 
@@ -28,7 +30,8 @@ def linear_model(classes: int = 3) -> nn.Module:
 def training(model: nn.Module, config, **overrides) -> Training:
     optimizer = build.create_optimizer(config, model)
     scheduler = build.create_scheduler(config, optimizer, updates_per_epoch=3)
-    return Training(model, optimizer, scheduler, nn.CrossEntropyLoss(), CPU, config.epochs, **overrides)
+    update = build.create_update(config, optimizer, CPU)
+    return Training(model, model, optimizer, scheduler, Loss(nn.CrossEntropyLoss()), CPU, config.epochs, update, **overrides)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 12])
@@ -67,13 +70,84 @@ def test_training_lowers_the_loss(tiny_config):
     assert evaluate(model, data, CPU)["loss"] < before
 
 
-@pytest.mark.parametrize("log_interval", [1, 2, 50])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_stops_with_its_own_step_however_rarely_it_is_read(tiny_config, bad, log_interval):
-    data = loader()
+def test_a_bad_batch_is_skipped_and_counted_instead_of_breaking_the_weights(tiny_config, bad):
+    model, data = linear_model(), loader()
     data.dataset.tensors[0][6] = bad  # in the second of three batches
-    with pytest.raises(TrainingDiverged, match="in epoch 1, step 2"):
-        train_one_epoch(training(linear_model(), tiny_config(), log_interval=log_interval), data, 0)
+    result = train_one_epoch(training(model, tiny_config(lr=1e-3)), data, 0)
+    assert result["skipped"] == 1
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert 0 < result["loss"] < 10
+
+
+def test_the_weights_after_a_skipped_batch_are_those_of_training_without_it(tiny_config):
+    config, kept = tiny_config(opt="adamw", lr=1e-2), [0, 1, 2, 3, 8, 9, 10, 11]
+    bad, good, data = linear_model(), linear_model(), loader()
+    data.dataset.tensors[0][6] = float("nan")
+    without = DataLoader(torch.utils.data.Subset(data.dataset, kept), batch_size=4)
+    train_one_epoch(training(bad, config), data, 0)
+    train_one_epoch(training(good, config), without, 0)
+    assert all(torch.equal(one, two) for one, two in zip(bad.parameters(), good.parameters(), strict=True))
+
+
+def test_too_many_bad_batches_in_a_row_stop_the_run_with_the_step_and_good_ones_between_do_not(tiny_config):
+    data = loader(24)
+    data.dataset.tensors[0][[4, 12, 16]] = float("nan")  # batches 2, 4 and 5 of six
+    assert train_one_epoch(training(linear_model(), tiny_config(), max_skipped_steps=3), data, 0)["skipped"] == 3
+    with pytest.raises(TrainingDiverged, match="in epoch 1, step 5, the last of 2 in a row without a finite gradient"):
+        train_one_epoch(training(linear_model(), tiny_config(), max_skipped_steps=2), data, 0)
+
+
+def test_skipped_updates_in_a_row_are_counted_over_the_end_of_an_epoch(tiny_config):
+    data = loader(4)
+    data.dataset.tensors[0][0] = float("nan")
+    parts = training(linear_model(), tiny_config(epochs=2), max_skipped_steps=2)
+    train_one_epoch(parts, data, 0)
+    with pytest.raises(TrainingDiverged, match="in epoch 2, step 1"):
+        train_one_epoch(parts, data, 1)
+
+
+def test_a_loss_scaled_too_high_is_skipped_and_the_scale_comes_down(tiny_config):
+    parts = training(linear_model(), tiny_config(amp=True, amp_dtype="float16", lr=1e-3), autocast_dtype=torch.float16)
+    parts.update.scaler.scale(torch.zeros(()))  # makes the scale a tensor
+    parts.update.scaler.update(new_scale=2.0**40)
+    before = [parameter.clone() for parameter in parts.model.parameters()]
+    result = train_one_epoch(parts, loader(4), 0)
+    assert (result["skipped"], parts.update.scaler.get_scale()) == (1, 2.0**39)
+    assert all(torch.equal(one, two) for one, two in zip(before, parts.model.parameters(), strict=True))
+
+
+def test_accumulated_batches_give_the_step_of_one_large_batch(tiny_config):
+    config = tiny_config(opt="momentum", lr=0.1, epochs=1)
+    one, several = linear_model(), linear_model()
+    train_one_epoch(training(one, config), DataLoader(loader(8).dataset, batch_size=8), 0)
+    train_one_epoch(training(several, config, accumulate=4), DataLoader(loader(8).dataset, batch_size=2), 0)
+    for first, second in zip(one.parameters(), several.parameters(), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-7)
+
+
+def test_the_last_update_of_an_epoch_is_a_mean_over_the_batches_that_are_left(tiny_config):
+    parts = training(linear_model(), tiny_config(opt="momentum", lr=1e-9), accumulate=2)
+    gradients = []
+    parts.optimizer.register_step_pre_hook(lambda *_: gradients.append(parts.model[1].bias.grad.clone()))
+    data, model = loader(12), linear_model()  # three batches: an update of two and one of one
+    train_one_epoch(parts, data, 0)
+    images, targets = (tensor[8:] for tensor in data.dataset.tensors)
+    F.cross_entropy(model(images), targets).backward()
+    assert len(gradients) == 2
+    torch.testing.assert_close(gradients[1], model[1].bias.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_the_average_moves_after_each_update_that_was_made(tiny_config):
+    from timm.utils import ModelEmaV3
+
+    model, data = linear_model(), loader()
+    data.dataset.tensors[0][6] = float("nan")
+    average = ModelEmaV3(model, decay=0.5)
+    seen = []
+    average.update = lambda model, step: seen.append(step)
+    train_one_epoch(training(model, tiny_config(), ema=average), data, 0)
+    assert seen == [1, 3]
 
 
 def test_the_learning_rate_follows_every_step_when_asked_and_every_epoch_otherwise(tiny_config):
@@ -88,7 +162,7 @@ def test_the_gradient_is_clipped_before_the_step(tiny_config):
     model = linear_model()
     before = [parameter.clone() for parameter in model.parameters()]
     config = tiny_config(opt="momentum", lr=1.0, momentum=0, weight_decay=0, clip_grad=1e-3)
-    train_one_epoch(training(model, config, clip_grad=config.clip_grad), loader(4), 0)
+    train_one_epoch(training(model, config), loader(4), 0)
     moved = torch.cat([(new - old).flatten() for new, old in zip(model.parameters(), before, strict=True)]).norm().item()
     assert moved == pytest.approx(1e-3, rel=1e-2)
 
@@ -127,7 +201,7 @@ def test_the_two_outputs_of_a_distilled_model_in_training_weigh_the_same():
     images, targets = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0])
     model.set_distilled_training(True)
     outputs = model.train()(images)
-    loss = outputs_loss(nn.CrossEntropyLoss(), outputs, targets)
+    loss = Loss(nn.CrossEntropyLoss())(outputs, targets, images)
     assert loss.item() == pytest.approx((F.cross_entropy(outputs[0], targets) + F.cross_entropy(outputs[1], targets)).item() / 2)
     assert evaluate(model, DataLoader(TensorDataset(images, targets), batch_size=4), CPU)["loss"] > 0
 
@@ -139,7 +213,7 @@ def test_the_two_outputs_of_a_distilled_model_in_training_weigh_the_same():
 )
 def test_mixup_smooths_its_own_targets_so_that_the_loss_does_not_smooth_again(tiny_config, settings, loss):
     config = tiny_config(**settings)
-    assert type(build.create_loss(config)).__name__ == loss
+    assert type(build.create_loss(config, linear_model(), CPU).labels).__name__ == loss
     mixup = build.create_mixup(config, 3)
     if mixup is not None:
         assert mixup.label_smoothing == config.smoothing

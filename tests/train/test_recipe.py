@@ -1,14 +1,31 @@
 """Recipes: strict on the way in, complete on the way out, and those that we ship build."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from vit_prune.train import build
 from vit_prune.train.config import TrainConfig
 from vit_prune.train.recipe import load_recipe, save_recipe
+from vit_prune.train.run import run
+from vit_prune.train.study import load_study
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+CONFIGS = Path(__file__).parents[2] / "configs"
+RECIPES = sorted(CONFIGS.glob("*.yaml"))
+STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
+
+
+def every_config() -> Iterator[tuple[str, TrainConfig]]:
+    """Each recipe, and each variant of each study."""
+    for path in RECIPES:
+        yield path.stem, load_recipe(path)
+    for path in STUDIES:
+        for one in load_study(path):
+            if one.seed == 0:
+                yield f"{path.stem}-{one.variant}", one.config
 
 
 @pytest.fixture
@@ -29,7 +46,7 @@ def recipe(tmp_path):
         ("data-dir: a\ndata_dir: b", "data_dir is given twice"),
         ("epochs: many", "epochs must be a whole number, got 'many'"),
         ("keep: 1.5", r"recipe\.yaml: keep must be in \(0, 1\], got 1.5"),
-        ("- model", "a recipe is a mapping of names to values, got list"),
+        ("- model", r"recipe\.yaml: expected a mapping of names to values, got list"),
         ("model: [", r"recipe\.yaml: while parsing"),
         ("model: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
     ],
@@ -60,20 +77,54 @@ def test_a_written_recipe_gives_the_same_config_back(tmp_path):
     assert load_recipe(tmp_path / "recipe.yaml") == config
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_a_recipe_of_ours_builds_its_model_optimizer_schedule_and_loss(path):
-    config = load_recipe(path)
-    model = build.create_model(config, num_classes=10)
-    optimizer = build.create_optimizer(config, model)
-    scheduler = build.create_scheduler(config, optimizer, updates_per_epoch=10)
-    scheduler.step(config.epochs - 1)
-    scheduler.step_update(config.epochs * 10 - 1)
-    assert 0 < optimizer.param_groups[0]["lr"] < config.lr
-    assert (build.create_mixup(config, 10) is None) == (config.mixup == config.cutmix == 0)
-    assert build.create_loss(config) is not None
+def test_a_recipe_takes_over_the_fields_of_its_base_but_not_over_its_own(recipe, tmp_path):
+    (tmp_path / "base.yaml").write_text("lr: 0.5\nepochs: 7\n")
+    config = load_recipe(recipe("base: base.yaml\nepochs: 8\n"))
+    assert (config.lr, config.epochs) == (0.5, 8)
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [("lr: fast", "lr must be a number"), ("ler: 1", r"base\.yaml: unknown key 'ler'"), ("base: recipe.yaml", "leads back to this file")],
+    ids=["value", "key", "circle"],
+)
+def test_what_is_wrong_in_a_base_is_named(recipe, tmp_path, base, message):
+    (tmp_path / "base.yaml").write_text(base)
+    with pytest.raises(ValueError, match=message):
+        load_recipe(recipe("base: base.yaml\n"))
 
 
 def test_our_recipes_are_there_and_say_how_they_are_run():
-    assert [path.name for path in CONFIGS] == ["deit_s_bias_imagenet.yaml", "digits.yaml", "fashion_mnist.yaml"]
-    for path in CONFIGS:
-        assert f"python tools/train.py --config configs/{path.name}" in path.read_text().split("\nmodel:")[0]
+    names = {path.stem for path in RECIPES}
+    assert {"deit_ti_bias_imagenet", "deit_s_bias_imagenet", "deit_b_bias_imagenet", "vit_ti_imagenet100", "vit_s_imagenet100"} < names
+    assert {"mae_vit_l_bias", "deit_s_bias_only_imagenet", "digits", "fashion_mnist"} < names
+    for path in RECIPES:
+        header = path.read_text().split("\nmodel:")[0]
+        assert f"tools/train.py --config configs/{path.name}" in header
+        assert "Hardware" in header
+
+
+@pytest.mark.parametrize("config", [pytest.param(config, id=name) for name, config in every_config()])
+def test_a_recipe_or_variant_of_ours_takes_two_steps_on_synthetic_images(config, tmp_path):
+    """With its own widths, losses and schedules, at a depth and size for tests."""
+    depth = config.model_kwargs.get("depth", max(2, config.query_key_free or 0))
+    small = {
+        "dataset": "synthetic/8",
+        "data_dir": None,
+        "img_size": 28 if "mini28" in config.model else 32,
+        "model_kwargs": {**config.model_kwargs, "depth": depth},
+    }
+    quick = {"epochs": 1, "warmup_epochs": 0, "keep_warmup_epochs": 0, "batch_size": 4, "grad_accum_steps": 1, "workers": 0, "pretrained": False}
+    result = run(replace(config, **small, **quick, output=str(tmp_path), experiment="run", tensorboard=False))
+    assert result["last"]["train_loss"] > 0
+    assert result["last"]["skipped"] == 0
+
+
+@pytest.mark.parametrize("config", [pytest.param(config, id=name) for name, config in every_config()])
+def test_the_schedule_of_a_recipe_ends_far_below_its_peak(config):
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=build.peak_lr(config))
+    scheduler = build.create_scheduler(config, optimizer, updates_per_epoch=10)
+    scheduler.step(config.epochs - 1)
+    scheduler.step_update(config.epochs * 10 - 1)
+    assert 0 < optimizer.param_groups[0]["lr"] < 0.3 * build.peak_lr(config)

@@ -135,14 +135,16 @@ def write(directory: Path, tensors: dict[str, Tensor], config: dict) -> None:
             sync(path)
         for name, path in temporary.items():
             os.replace(path, directory / name)
-        if os.name == "posix":  # elsewhere a directory cannot be opened
-            sync(directory)
+        sync(directory)
     finally:
         for path in temporary.values():
             path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
+    """A file, or the entries of a directory, to the disk itself."""
+    if os.name != "posix" and path.is_dir():  # elsewhere a directory cannot be opened
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

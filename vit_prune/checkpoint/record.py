@@ -15,7 +15,7 @@ from vit_prune.methods.stack import columns_methods, prune_stacks
 from vit_prune.patch.timm import ROOTS
 from vit_prune.version import __version__
 
-PREPROCESSING = ("mean", "std", "interpolation", "crop_pct", "crop_mode", "tag")  # of timm's pretrained_cfg: another tag normalises otherwise
+PREPROCESSING = ("mean", "std", "interpolation", "crop_pct", "crop_mode", "tag", "label_names")  # of timm's pretrained_cfg: another tag normalises otherwise
 SWITCHES = ("fused_attn", "grad_checkpointing", "distilled_training")  # flipped after the model is built: recorded, not refused
 UNSEEN = ("training", "weight_init_mode", "fix_init", "frozen")  # say nothing about what a loaded model computes
 # timm's argument: where the model shows its value

@@ -1,7 +1,7 @@
-"""From a TrainConfig to what trains: the model, its optimizer, the schedule of its learning rate, mixup and the loss."""
+"""From a TrainConfig to what trains: the model and its wrappers, its optimizer, the schedule of its learning rate, mixup and the loss."""
 
 import logging
-import warnings
+from pathlib import Path
 
 import timm
 import torch
@@ -11,12 +11,16 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from vit_prune import checkpoint
-from vit_prune.patch import set_keep
 from vit_prune.train.checks import check_name, few
 from vit_prune.train.config import TrainConfig
+from vit_prune.train.distributed import world_size
+from vit_prune.train.keeping import apply_keep
+from vit_prune.train.losses import Distillation, Loss
+from vit_prune.train.update import Update
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,35 @@ def create_model(config: TrainConfig, num_classes: int) -> nn.Module:
         log.info(checkpoint.load_weights(model, config.initial_checkpoint, purpose="finetune"))
     if config.eval_keep is not None:
         apply_keep(model, config.eval_keep)  # a list of the wrong length is refused now
+    if config.train_only:
+        freeze(model, config)
+    if config.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+    return model
+
+
+def freeze(model: nn.Module, config: TrainConfig) -> None:
+    """Only the token bias, the head, or both learn. Raises: ValueError where the model has no such weights."""
+    heads = tuple(f"{name}." for name in ("head", "head_dist", "fc_norm"))
+    parts = {
+        "bias": [name for name, _ in model.named_parameters() if name.endswith("prune.token_bias.weight")],
+        "head": [name for name, _ in model.named_parameters() if name.startswith(heads)],
+    }
+    for part in config.train_only:
+        if not parts[part]:
+            raise ValueError(f"train_only {part}: {config.model} has no {part}{'; deit_s_bias and its like have one' if part == 'bias' else ''}")
+    learning = {name for part in config.train_only for name in parts[part]}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in learning)
+
+
+def wrap(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
+    """The model inside DDP where there are several processes, and inside torch.compile where that is asked for."""
+    if world_size() > 1:
+        model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    if config.torchcompile is not None:
+        check_name("backend of torchcompile", config.torchcompile, torch.compiler.list_backends(exclude_tags=()))
+        model = torch.compile(model, backend=config.torchcompile)
     return model
 
 
@@ -58,22 +91,28 @@ def check_saveable(model: nn.Module) -> None:
     checkpoint.describe(model, {}, model.state_dict())
 
 
-def apply_keep(model: nn.Module, keep: str) -> None:
-    """`vp.set_keep`, without its warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the token bias is all zero")  # at the start of training it is, and learns from there
-        set_keep(model, keep)
-
-
-def keeps(config: TrainConfig) -> tuple[str | None, str | None]:
-    """The schedules to switch between for training and evaluation; None, None where there is one for both."""
-    return (None, None) if config.eval_keep is None else (config.keep or "1", config.eval_keep)
-
-
 def create_optimizer(config: TrainConfig, model: nn.Module) -> Optimizer:
-    optimizer = create_optimizer_v2(model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum)
+    optimizer = create_optimizer_v2(
+        model,
+        opt=config.opt,
+        lr=peak_lr(config),
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        layer_decay=config.layer_decay,
+    )
     check_optimizer(optimizer, model)
     return optimizer
+
+
+def peak_lr(config: TrainConfig) -> float:
+    """lr, or lr_base for as many images as one update sees."""
+    images = config.batch_size * config.grad_accum_steps * world_size()
+    return config.lr_base * images / config.lr_base_size if config.lr is None else config.lr
+
+
+def create_update(config: TrainConfig, optimizer: Optimizer, device: torch.device) -> Update:
+    scaler = torch.amp.GradScaler(device.type, enabled=config.autocast_dtype == "float16")
+    return Update(optimizer, clip_grad=config.clip_grad, clip_mode=config.clip_mode, scaler=scaler)
 
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
@@ -104,11 +143,32 @@ def create_mixup(config: TrainConfig, num_classes: int) -> Mixup | None:
     return Mixup(mixup_alpha=config.mixup, cutmix_alpha=config.cutmix, label_smoothing=config.smoothing, num_classes=num_classes)
 
 
-def create_loss(config: TrainConfig) -> nn.Module:
-    """The training loss: mixup smooths its targets itself."""
+def create_loss(config: TrainConfig, model: nn.Module, device: torch.device) -> Loss:
+    """The training loss: mixup smooths its targets itself. Raises: ValueError, OSError for a teacher that is not to be had."""
     if config.mixup or config.cutmix:
-        return SoftTargetCrossEntropy()
-    return LabelSmoothingCrossEntropy(config.smoothing) if config.smoothing else nn.CrossEntropyLoss()
+        labels = SoftTargetCrossEntropy()
+    else:
+        labels = LabelSmoothingCrossEntropy(config.smoothing) if config.smoothing else nn.CrossEntropyLoss()
+    if config.teacher is None:
+        return Loss(labels)
+    if hasattr(model, "set_distilled_training"):
+        model.set_distilled_training(True)
+    teacher = load_teacher(config, model.num_classes)
+    distillation = Distillation(teacher, model, kind=config.distillation, temperature=config.kd_temperature, weight=config.distill_loss_weight, device=device)
+    return Loss(labels, distillation, config.task_loss_weight)
+
+
+def load_teacher(config: TrainConfig, num_classes: int) -> nn.Module:
+    """Raises: ValueError for a teacher of other classes."""
+    if Path(config.teacher).is_dir():
+        teacher = checkpoint.load(config.teacher)
+    else:
+        teacher = build_model(config.teacher, pretrained=config.teacher_checkpoint is None, num_classes=num_classes)
+        if config.teacher_checkpoint is not None:
+            log.info(checkpoint.load_weights(teacher, config.teacher_checkpoint, purpose="evaluate"))
+    if teacher.num_classes != num_classes:
+        raise ValueError(f"the teacher {config.teacher} has {teacher.num_classes} classes, the model has {num_classes}")
+    return teacher
 
 
 def pick_device(name: str | None) -> torch.device:

@@ -15,10 +15,17 @@ from vit_prune.methods.schedules import Keep, parse_keep
 
 FEW, SHORT_LIST = 5, 12  # names in one message
 Values = dict[str, bool | int | float | str]
-POSITIVE = ("batch_size", "epochs", "lr", "log_interval", "num_classes", "img_size", "clip_grad")
-NOT_NEGATIVE = ("workers", "weight_decay", "momentum", "warmup_epochs", "warmup_lr", "min_lr", "mixup", "cutmix", "color_jitter", "seed")
-PROBABILITIES = ("hflip", "reprob")  # 1 is fine
+POSITIVE = (
+    "batch_size", "epochs", "lr", "lr_base", "lr_base_size", "log_interval", "num_classes", "img_size", "clip_grad", "grad_accum_steps",
+    "max_skipped_steps", "checkpoint_interval", "kd_temperature",
+)  # fmt: skip
+NOT_NEGATIVE = (
+    "workers", "weight_decay", "momentum", "warmup_epochs", "warmup_lr", "min_lr", "mixup", "cutmix", "color_jitter", "seed", "aug_repeats",
+    "keep_warmup_epochs", "distill_loss_weight", "task_loss_weight",
+)  # fmt: skip
+PROBABILITIES = ("hflip", "reprob", "model_ema_decay")  # 1 is fine
 SHARES = ("drop", "drop_path", "smoothing")  # 1 leaves nothing
+FACTORS = ("layer_decay",)  # 0 leaves nothing
 PAIRS = ("scale", "ratio")
 NAMES = {
     str: "text",
@@ -54,6 +61,7 @@ def check_ranges(config) -> None:
         (NOT_NEGATIVE, lambda value: 0 <= value < math.inf, ">= 0"),
         (PROBABILITIES, lambda value: 0 <= value <= 1, "in [0, 1]"),
         (SHARES, lambda value: 0 <= value < 1, "in [0, 1)"),
+        (FACTORS, lambda value: 0 < value <= 1, "in (0, 1]"),
         (PAIRS, lambda value: 0 < value[0] <= value[1] < math.inf, "two numbers > 0, the smaller one first"),
     )
     for names, is_valid, text in limits:

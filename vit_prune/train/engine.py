@@ -1,22 +1,27 @@
-"""One epoch of training, and evaluation.  images [B, 3, height, width], targets [B] classes, or [B, classes] after mixup."""
+"""One epoch of training.  images [B, 3, height, width], targets [B] classes, or [B, classes] after mixup."""
 
 import math
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
-import torch.nn.functional as F
 from timm.data import Mixup
 from timm.scheduler.scheduler import Scheduler
-from timm.utils import dispatch_clip_grad
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from vit_prune.methods.base import set_progress
-
-TOP_K = 5
+from vit_prune.train.distributed import is_primary, sum_over_ranks, world_size
+from vit_prune.train.losses import Loss
+from vit_prune.train.update import Update
 
 
 class TrainingDiverged(RuntimeError):
@@ -31,103 +36,122 @@ class Training:
     """What one run trains with."""
 
     model: nn.Module
+    wrapped: nn.Module  # the model inside DDP and torch.compile, or the model itself
     optimizer: Optimizer
     scheduler: Scheduler
-    criterion: nn.Module
+    loss: Loss
     device: torch.device
     epochs: int
+    update: Update
     mixup: Mixup | None = None
-    clip_grad: float | None = None
+    ema: ModelEmaV3 | None = None
+    accumulate: int = 1  # batches per update
+    autocast_dtype: torch.dtype | None = None
+    max_skipped_steps: int = 20
     log_interval: int = 50
+    skipped_in_a_row: int = field(default=0)
+
+    def autocast(self) -> object:
+        return nullcontext() if self.autocast_dtype is None else torch.autocast(self.device.type, self.autocast_dtype)
+
+    def updates_per_epoch(self, batches: int) -> int:
+        return math.ceil(batches / self.accumulate)
 
 
 def train_one_epoch(training: Training, loader: DataLoader, epoch: int) -> dict[str, float]:
-    """Returns: {"loss": mean over the steps, "lr": of the last step}. Raises: TrainingDiverged, with the step."""
+    """Returns: {"loss": mean over updates and processes, "lr": of the last update, "skipped": updates without a finite gradient,
+    "images_per_second": of all processes}.
+
+    Raises: TrainingDiverged where too many updates in a row had to be left out.
+    """
     training.model.train()
-    losses, steps = LossMeter(epoch), len(loader)
+    batches, meter, start = len(loader), Meter(training, epoch), time.perf_counter()
+    updates = training.updates_per_epoch(batches)
     with progress_bar(f"epoch {epoch + 1}/{training.epochs}", loader) as bar:
-        for step, (images, targets) in enumerate(loader):
-            update = epoch * steps + step
-            set_progress(training.model, update / (training.epochs * steps))
-            losses.add(train_step(training, images, targets))
-            lr = training.optimizer.param_groups[0]["lr"]
-            training.scheduler.step_update(update + 1)
-            bar.update(len(images))
-            if (step + 1) % training.log_interval == 0:
-                bar.set_postfix(loss=f"{losses.read():.3f}")
-        training.scheduler.step(epoch + 1)
-        return {"loss": losses.read(), "lr": lr}
+        for number, group in enumerate(groups(loader, batches, training.accumulate)):
+            done = epoch * updates + number
+            set_progress(training.model, done / (training.epochs * updates))
+            meter.add(*train_step(training, group, done))
+            lr = max(group["lr"] for group in training.optimizer.param_groups)
+            training.scheduler.step_update(done + 1)
+            bar.update(meter.images - bar.n)
+            if (number + 1) % training.log_interval == 0:
+                bar.set_postfix(loss=f"{meter.mean():.3f}")
+    training.scheduler.step(epoch + 1)
+    speed = meter.images / (time.perf_counter() - start)
+    return {"loss": meter.mean_over_ranks(), "lr": lr, "skipped": meter.skipped, "images_per_second": speed}
 
 
-def train_step(training: Training, images: Tensor, targets: Tensor) -> Tensor:
-    """One update of the weights; the loss, detached and not read."""
+def groups(loader: Iterable, batches: int, size: int) -> Iterable[tuple[Iterable, int]]:
+    """(the batches of one update, how many they are), without holding more than one at a time. The last update of an epoch may have fewer."""
+    stream = islice(loader, batches)
+    for start in range(0, batches, size):
+        here = min(size, batches - start)
+        yield islice(stream, here), here
+
+
+def train_step(training: Training, group: tuple[Iterable, int], number: int) -> tuple[float, bool, int]:
+    """One update of the weights from the batches of a group. Returns: (loss, whether the weights moved, images of this process)."""
+    batches, count = group
+    total, images_seen = torch.zeros((), device=training.device), 0
+    for index, (images, targets) in enumerate(batches):
+        with synchronised(training.wrapped, index == count - 1):
+            loss = forward_loss(training, images, targets) / count
+            training.update.backward(loss)
+        total += loss.detach()
+        images_seen += len(images)
+    moved = training.update.step()
+    if moved and training.ema is not None:
+        training.ema.update(training.model, step=number + 1)
+    return total.item(), moved, images_seen
+
+
+def forward_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:
     images, targets = images.to(training.device, non_blocking=True), targets.to(training.device, non_blocking=True)
     if training.mixup is not None:
         images, targets = training.mixup(images, targets)
-    loss = outputs_loss(training.criterion, training.model(images), targets)
-    training.optimizer.zero_grad()
-    loss.backward()
-    if training.clip_grad is not None:
-        dispatch_clip_grad(training.model.parameters(), training.clip_grad)
-    training.optimizer.step()
-    return loss.detach()
+    with training.autocast():
+        return training.loss(training.wrapped(images), targets, images)
 
 
-def outputs_loss(criterion: nn.Module, outputs: Tensor | tuple[Tensor, ...], targets: Tensor) -> Tensor:
-    """The loss of a model's output; the mean over the heads where a distilled model in training gives one output for each."""
-    if isinstance(outputs, tuple):
-        return sum(criterion(output, targets) for output in outputs) / len(outputs)
-    return criterion(outputs, targets)
+def synchronised(wrapped: nn.Module, last: bool) -> object:
+    """Gradients are summed over the processes once per update, at its last batch."""
+    inner = getattr(wrapped, "_orig_mod", wrapped)
+    return inner.no_sync() if isinstance(inner, DistributedDataParallel) and not last else nullcontext()
 
 
-class LossMeter:
-    """Mean loss of an epoch. The device is waited for in `read` alone."""
+class Meter:
+    """What an epoch came to so far. Updates that were left out do not count in the loss."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.steps, self.total = 0, 0.0
-        self.unread: list[Tensor] = []
+    def __init__(self, training: Training, epoch: int) -> None:
+        self.training, self.epoch = training, epoch
+        self.updates, self.total, self.skipped, self.images = 0, 0.0, 0, 0
 
-    def add(self, loss: Tensor) -> None:
-        self.unread.append(loss)
-
-    def read(self) -> float:
-        """The mean so far. Raises: TrainingDiverged where a loss is not finite."""
-        for loss in torch.stack(self.unread).tolist() if self.unread else ():
-            if not math.isfinite(loss):
-                raise TrainingDiverged(loss, f"in epoch {self.epoch + 1}, step {self.steps + 1}")
+    def add(self, loss: float, moved: bool, images: int) -> None:
+        """Raises: TrainingDiverged where this is one skipped update in a row too many."""
+        self.images += images * world_size()
+        if moved:
             self.total += loss
-            self.steps += 1
-        self.unread.clear()
-        return self.total / self.steps
+            self.updates += 1
+            self.training.skipped_in_a_row = 0
+            return
+        self.skipped += 1
+        self.training.skipped_in_a_row += 1
+        if self.training.skipped_in_a_row >= self.training.max_skipped_steps:
+            step = self.updates + self.skipped
+            where = f"in epoch {self.epoch + 1}, step {step}, the last of {self.training.skipped_in_a_row} in a row without a finite gradient"
+            raise TrainingDiverged(loss, where)
 
+    def mean(self) -> float:
+        return self.total / self.updates if self.updates else math.nan
 
-@torch.inference_mode()
-def evaluate(model: nn.Module, loader: DataLoader, device: torch.device) -> dict[str, float]:
-    """Mean cross-entropy, and the percentages of images whose class is the first and among the first five (or all, where there are fewer).
-
-    Returns: {"loss", "top1", "top5"}, each a mean over images, whatever the batch size.
-    """
-    model.eval()
-    sums, dtype = [], next(model.parameters()).dtype
-    with progress_bar("evaluation", loader) as bar:
-        for images, targets in loader:
-            logits = model(images.to(device, dtype, non_blocking=True)).float()
-            sums.append(count(logits, targets.to(device, non_blocking=True)))
-            bar.update(len(images))
-    loss, top1, top5, images = torch.stack(sums).cpu().double().sum(0).tolist()
-    return {"loss": loss / images, "top1": 100 * top1 / images, "top5": 100 * top5 / images}
-
-
-def count(logits: Tensor, targets: Tensor) -> Tensor:
-    """logits [B, classes], targets [B] -> [4]: summed loss, images right at first, images right among five, images."""
-    ranked = logits.topk(min(TOP_K, logits.shape[1]), dim=1).indices
-    right = ranked == targets[:, None]
-    loss = F.cross_entropy(logits, targets, reduction="sum")
-    return torch.stack([loss, right[:, 0].sum(), right.sum(), torch.tensor(len(targets), device=loss.device)])
+    def mean_over_ranks(self) -> float:
+        total, updates = sum_over_ranks(torch.tensor([self.total, self.updates], dtype=torch.float64, device=self.training.device)).tolist()
+        return total / updates if updates else math.nan
 
 
 def progress_bar(text: str, loader: DataLoader) -> tqdm:
-    """Images done, images per second, time left; silent where stderr is no terminal."""
-    total = min(len(loader.dataset), len(loader) * loader.batch_size)  # the last, smaller batch may be left out
-    return tqdm(desc=text, total=total, unit=" images", file=sys.stderr, disable=None, leave=False)
+    """Images done by all processes, images per second, time left; silent where stderr is no terminal, and in all processes but the first."""
+    batch_size = getattr(loader, "loader", loader).batch_size  # timm's prefetcher wraps torch's loader
+    total = min(len(loader.dataset), len(loader) * batch_size * world_size())  # the last, smaller batch may be left out
+    return tqdm(desc=text, total=total, unit=" images", file=sys.stderr, disable=None if is_primary() else True, leave=False)

@@ -31,20 +31,46 @@ StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]
 def load_recipe(path: str | Path) -> TrainConfig:
     """The recipe in a YAML file; fields that it leaves out keep their defaults. Keys may be written with - or _.
 
+    `base: FILE`, beside it, is a recipe whose fields it takes over where it does not give its own.
+
     Raises: OSError where the file cannot be read; ValueError, with the file's name, for what is no YAML mapping, an unknown key (with the
         nearest valid one), a key given twice and a wrong value.
     """
+    values = recipe_values(Path(path))
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        values = yaml.load(text, Loader=StrictLoader)  # a SafeLoader
-        return TrainConfig(**check_keys({} if values is None else values))
-    except (ValueError, yaml.YAMLError) as error:
+        return TrainConfig(**values)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def check_keys(values: object) -> dict:
-    if not isinstance(values, dict):
-        raise ValueError(f"a recipe is a mapping of names to values, got {type(values).__name__}")
+def recipe_values(path: Path, inside: tuple[Path, ...] = ()) -> dict:
+    """The fields that a recipe and its base give."""
+    values = load_yaml(path)
+    base = values.pop("base", None)
+    try:
+        values = check_keys(values)
+        if base is None:
+            return values
+        if path in inside:
+            raise ValueError(f"base {base} leads back to this file")
+        return recipe_values(path.parent / str(base), (*inside, path)) | values
+    except ValueError as error:
+        raise ValueError(str(error) if str(error).startswith(f"{path.parent}/") else f"{path}: {error}") from None
+
+
+def load_yaml(path: str | Path) -> dict:
+    """A mapping from a YAML file. Raises: OSError; ValueError with the file's name."""
+    try:
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=StrictLoader)  # a SafeLoader
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if values is not None and not isinstance(values, dict):
+        raise ValueError(f"{path}: expected a mapping of names to values, got {type(values).__name__}")
+    return values or {}
+
+
+def check_keys(values: dict) -> dict:
+    """The values by the names of fields. Raises: ValueError for an unknown name or one in both spellings."""
     known = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
@@ -57,5 +83,9 @@ def check_keys(values: object) -> dict:
 
 def save_recipe(config: TrainConfig, path: str | Path) -> None:
     """Every field, in the order of the dataclass; `load_recipe` gives the same config back."""
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}
-    write_atomically(path, yaml.safe_dump(plain, sort_keys=False))
+    write_atomically(path, yaml.safe_dump(plain(config), sort_keys=False))
+
+
+def plain(config: TrainConfig) -> dict:
+    """The fields, tuples as lists: for YAML and for torch.load(weights_only=True)."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}

@@ -3,108 +3,140 @@
 import logging
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import numpy as np
 import torch
 from timm.utils import random_seed
-from torch.utils.data import DataLoader, Dataset
 
+from vit_prune.measure.memory import peak_memory_mib
 from vit_prune.train import build
+from vit_prune.train.board import Board
 from vit_prune.train.config import TrainConfig
-from vit_prune.train.data import AUGMENTATION, check_same_classes, create_dataset
-from vit_prune.train.engine import Training, TrainingDiverged, evaluate, train_one_epoch
-from vit_prune.train.loaders import data_config, eval_loader, train_loader
+from vit_prune.train.data import broken_count, reset_broken
+from vit_prune.train.distributed import is_primary, process_group, rank, sum_over_ranks, wait_for_all
+from vit_prune.train.engine import TrainingDiverged, train_one_epoch
+from vit_prune.train.evaluation.accuracy import evaluate
+from vit_prune.train.job import Job, prepare
+from vit_prune.train.keeping import keep_for_evaluation, keep_for_training
+from vit_prune.train.loaders import explained, set_epoch
 from vit_prune.train.recipe import save_recipe
-from vit_prune.train.state import RunFolder, new_name
+from vit_prune.train.resume import capture, find_state, restore, run_path
+from vit_prune.train.state import RECIPE, History, RunFolder
+from vit_prune.train.statistics import layer_statistics
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class Job:
-    """A run that is ready for its first batch."""
-
-    config: TrainConfig  # resolved: what was left to the data and the machine is filled in
-    training: Training
-    train_loader: DataLoader
-    eval_loader: DataLoader
-
-
 def run(config: TrainConfig) -> dict:
-    """Train, evaluate after each epoch, and keep the results.
+    """Train, evaluate after each epoch, and keep the results. Under torchrun, one call in each process.
 
-    Returns: {"folder": path of the run folder, "best": and "last": rows of its summary.csv as dicts}.
+    Returns: {"folder": path of the run folder, "best" and "last": rows of its summary.csv as dicts, "seconds": of all epochs}.
     Raises: ValueError or OSError before the first batch for what can be known then; TrainingDiverged, UnreadableImage later.
     """
-    job = prepare(config)
-    folder = RunFolder(job.config.output, job.config.experiment)
-    save_recipe(replace(job.config, experiment=None), folder.path / "recipe.yaml")  # run again, it takes a name of its own
-    for epoch in range(job.config.epochs):
-        row = run_epoch(job, epoch)
-        folder.record(job.training.model, row)
-        log.info(describe(row, folder.best, job.config.epochs))
-    return {"folder": str(folder.path), "best": folder.best, "last": folder.rows[-1]}
+    with process_group(str(build.pick_device(config.device))) as device:
+        job = prepare(config, device)
+        folder = RunFolder(run_path(job.config), keep_every=config.checkpoint_interval)
+        history = begin(job, folder)
+        with explained(), Board(folder.path if config.tensorboard and is_primary() else None) as board:
+            for epoch in range(len(history.rows), job.config.epochs):
+                row, layers = run_epoch(job, epoch)
+                finish_epoch(job, folder, history, row, layers)
+                board.add(row, layers)
+        wait_for_all()
+    seconds = sum(row["seconds"] for row in history.rows)
+    return {"folder": str(folder.path), "best": history.best, "last": history.rows[-1], "seconds": seconds}
 
 
-def prepare(config: TrainConfig) -> Job:
-    """Build everything. Raises: ValueError or OSError for whatever can be refused before the first batch."""
-    train, val = (create_dataset(config.dataset, config.data_dir, split) for split in ("train", "val"))
-    check_same_classes(train, val)
-    config = resolve(config, train)
-    random_seed(config.seed)
-    device = torch.device(config.device)
-    model = build.create_model(config, config.num_classes).to(device)
-    build.check_saveable(model)
-    data = data_config(model)
-    loader = train_loader(train, config, data, device)
-    optimizer = build.create_optimizer(config, model)
-    training = Training(
-        model=model,
-        optimizer=optimizer,
-        scheduler=build.create_scheduler(config, optimizer, len(loader)),
-        criterion=build.create_loss(config),
-        device=device,
-        epochs=config.epochs,
-        mixup=build.create_mixup(config, config.num_classes),
-        clip_grad=config.clip_grad,
-        log_interval=config.log_interval,
-    )
-    config = replace(config, experiment=config.experiment or new_name(config.model, data["input_size"][-1]))
-    return Job(config, training, loader, eval_loader(val, batch_size=config.batch_size, workers=config.workers, data=data, device=device))
+def begin(job: Job, folder: RunFolder) -> History:
+    """A new folder, or what a run that is resumed had come to. Raises: FileExistsError, FileNotFoundError, ValueError."""
+    state = find_state(folder, job.config)
+    wait_for_all()  # every process has looked before the first makes a folder
+    if state is None and is_primary():
+        folder.begin()
+    history = History() if state is None else restore(state, job.config, job.training, job.updates_per_epoch)
+    if is_primary():
+        save_recipe(replace(job.config, experiment=None, resume=None), folder.path / RECIPE)  # run again, it takes a name of its own
+    if history.rows:
+        keep_for_evaluation(job.evaluated, job.config)
+        if is_primary():
+            folder.clean()
+            folder.publish(job.evaluated, history)  # a kill may have come before it
+        if len(history.rows) >= job.config.epochs:
+            log.info(f"the run in {folder.path} is complete: {len(history.rows)} of {job.config.epochs} epochs")
+    return history
 
 
-def resolve(config: TrainConfig, train: Dataset) -> TrainConfig:
-    """Fill in what depends on the data set and the machine. Raises: ValueError for a head with fewer outputs than the data has classes."""
-    num_classes = len(train.classes)
-    if config.num_classes is not None and config.num_classes < num_classes:
-        raise ValueError(f"num_classes is {config.num_classes}, the data has {num_classes} classes")
-    defaults = {"num_classes": num_classes, "device": str(build.pick_device(None))}
-    if not config.no_aug:
-        defaults |= AUGMENTATION[config.dataset]._asdict()
-    return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
+def run_epoch(job: Job, epoch: int) -> tuple[dict, list[dict]]:
+    """Train and evaluate once. Returns: its rows of summary.csv and layers.csv.
+
+    Raises: TrainingDiverged, also where the last step alone broke the weights.
+    """
+    start, training, config = time.perf_counter(), job.training, job.config
+    seed_epoch(config.seed, epoch)
+    set_epoch(job.train_loader, epoch)
+    keep_for_training(training.model, config, epoch)
+    trained = train_one_epoch(training, job.train_loader, epoch)
+    judged = judge(job, epoch)
+    row = {"epoch": epoch + 1, "train_loss": trained.pop("loss")} | judged | trained
+    row |= {"broken_images": count_broken(job), "peak_memory_mib": round(peak_memory_mib(training.device), 1)}
+    return row | {"seconds": time.perf_counter() - start}, statistics(job, epoch)
 
 
-def run_epoch(job: Job, epoch: int) -> dict:
-    """Train and evaluate once. Raises: TrainingDiverged, also where the last step alone broke the weights."""
-    start = time.perf_counter()
-    training, config = job.training, job.config
-    random_seed((config.seed * 1_000_003 + epoch) % 2**32)  # the order is this epoch's own, whatever was drawn before
-    train_keep, eval_keep = build.keeps(config)
-    if train_keep is not None:
-        build.apply_keep(training.model, train_keep)
-    train_metrics = train_one_epoch(training, job.train_loader, epoch)
-    if eval_keep is not None:
-        build.apply_keep(training.model, eval_keep)
-    eval_metrics = evaluate(training.model, job.eval_loader, training.device)
-    if not math.isfinite(eval_metrics["loss"]):
-        raise TrainingDiverged(eval_metrics["loss"], f"in the evaluation after epoch {epoch + 1}")
-    row = {"epoch": epoch + 1, "train_loss": train_metrics["loss"]}
-    row |= {f"eval_{name}": value for name, value in eval_metrics.items()}
-    return row | {"lr": train_metrics["lr"], "seconds": time.perf_counter() - start}
+def seed_epoch(seed: int, epoch: int) -> None:
+    """What the main process draws (mixup, erasing, dropout, drop path) is this epoch's and this process's own, whatever was drawn before."""
+    random_seed(int(np.random.SeedSequence((seed, epoch, rank())).generate_state(1)[0]))
 
 
-def describe(row: dict, best: dict, epochs: int) -> str:
+def judge(job: Job, epoch: int) -> dict:
+    """Evaluate the model that is saved, and beside an average the weights themselves. Raises: TrainingDiverged."""
+    keep_for_evaluation(job.evaluated, job.config)
+    metrics = evaluate_one(job, job.evaluated)
+    if not math.isfinite(metrics["loss"]):
+        raise TrainingDiverged(metrics["loss"], f"in the evaluation after epoch {epoch + 1}")
+    row = {f"eval_{name}": value for name, value in metrics.items()}
+    if job.training.ema is None:
+        return row
+    keep_for_evaluation(job.training.model, job.config)
+    return row | {"raw_top1": evaluate_one(job, job.training.model)["top1"]}
+
+
+def evaluate_one(job: Job, model: torch.nn.Module) -> dict:
+    return evaluate(model, job.eval_loader, job.training.device, autocast_dtype=job.training.autocast_dtype)
+
+
+def count_broken(job: Job) -> int:
+    """Images that could not be read in this epoch, by all processes."""
+    here = broken_count(job.train_set) + broken_count(job.eval_set)
+    for dataset in (job.train_set, job.eval_set):
+        reset_broken(dataset)
+    return int(sum_over_ranks(torch.tensor(float(here), device=job.training.device)))
+
+
+def statistics(job: Job, epoch: int) -> list[dict]:
+    if not is_primary():
+        return []
+    images, _ = next(iter(job.eval_loader))
+    return [{"epoch": epoch + 1} | row for row in layer_statistics(job.evaluated, images)]
+
+
+def finish_epoch(job: Job, folder: RunFolder, history: History, row: dict, layers: list[dict]) -> None:
+    """Write down what the epoch gave: first the one file that a run is resumed from, then what people look at."""
+    history.rows.append(row)
+    history.layers += layers
+    if is_primary():
+        folder.commit(capture(job.config, job.training, history))
+        folder.publish(job.evaluated, history)
+    log.info(describe(history, job.config.epochs))
+
+
+def describe(history: History, epochs: int) -> str:
+    row, best = history.rows[-1], history.best
+    left = row["seconds"] * (epochs - row["epoch"])
+    skipped = f", {row['skipped']} updates skipped" if row["skipped"] else ""
+    broken = f", {row['broken_images']} broken images" if row["broken_images"] else ""
     return (
         f"epoch {row['epoch']}/{epochs}: training loss {row['train_loss']:.3f}, top-1 {row['eval_top1']:.2f} %, top-5 {row['eval_top5']:.2f} % "
-        f"(best top-1 {best['eval_top1']:.2f} % in epoch {best['epoch']}), {row['seconds']:.1f} s"
+        f"(best top-1 {best['eval_top1']:.2f} % in epoch {best['epoch']}){skipped}{broken}, {row['images_per_second']:.0f} images/s, "
+        f"{row['seconds']:.1f} s, {left / 60:.0f} min left"
     )

@@ -1,43 +1,112 @@
-"""The folder of one run: recipe.yaml, summary.csv, best/ and last/. Each file is whole at any time: written aside, then renamed."""
+"""The folder of one run: recipe.yaml, resume.pt, summary.csv, layers.csv, last/, best/, epoch-N/. Each file is whole at any time: written aside, then renamed.
+
+resume.pt is written first and holds everything; the rest is drawn from it. After a kill between the two, `publish` draws it again.
+"""
 
 import csv
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from vit_prune import checkpoint
 
-RESULTS = ("summary.csv", "best", "last")
+RECIPE, RESUME, SUMMARY, LAYERS = "recipe.yaml", "resume.pt", "summary.csv", "layers.csv"
+RESULTS = (RESUME, SUMMARY, "best", "last")
+
+
+@dataclass
+class History:
+    """Rows of summary.csv, one per epoch with `epoch` and `eval_top1`, and of layers.csv, one per epoch and block."""
+
+    rows: list[dict] = field(default_factory=list)
+    layers: list[dict] = field(default_factory=list)
+
+    @property
+    def best(self) -> dict:
+        """The row with the highest top-1, the first of equals."""
+        return max(self.rows, key=lambda row: row["eval_top1"])
 
 
 class RunFolder:
     """Where one run leaves its results. `best` is the checkpoint with the highest top-1, the first of equals.
 
     Args:
-        output: parent folder. experiment: name of the folder.
-    Raises: FileExistsError where the folder holds results already.
+        path: the folder. keep_every: epochs between checkpoints that are kept in epoch-N (None: none).
     """
 
-    def __init__(self, output: str | Path, experiment: str) -> None:
-        self.path = Path(output) / experiment
+    def __init__(self, path: str | Path, *, keep_every: int | None = None) -> None:
+        self.path, self.keep_every = Path(path), keep_every
+
+    def begin(self) -> None:
+        """Raises: FileExistsError where the folder holds results already."""
         for name in RESULTS:
             if (self.path / name).exists():
-                raise FileExistsError(f"{self.path} holds the results of an earlier run: give another --experiment, or remove it")
+                raise FileExistsError(f"{self.path} holds the results of an earlier run: give another --experiment, go on with --resume, or remove it")
         self.path.mkdir(parents=True, exist_ok=True)
-        self.rows: list[dict] = []
-        self.best: dict | None = None
 
-    def record(self, model: nn.Module, row: dict) -> None:
-        """Save what one epoch gave: row holds `epoch`, `eval_top1` and what else the summary shows."""
-        self.rows.append(row)
+    def clean(self) -> None:
+        """Remove what a kill left half written."""
+        for path in self.path.rglob(".*.tmp"):
+            path.unlink()
+
+    def commit(self, state: dict) -> None:
+        """Replace resume.pt. Raises: OSError for a full disk; the old file is whole then."""
+        with replacing(self.path / RESUME) as path:
+            try:
+                torch.save(state, path)
+            except RuntimeError as error:  # what a full disk is to torch
+                raise OSError(f"cannot write {self.path / RESUME}: {error}") from error
+
+    def publish(self, model: nn.Module, history: History) -> None:
+        """Save the model of the last epoch, and write down what all epochs gave."""
+        epoch = history.rows[-1]["epoch"]
         checkpoint.save(model, self.path / "last")
-        if self.best is None or row["eval_top1"] > self.best["eval_top1"]:
+        if history.best is history.rows[-1]:
             checkpoint.save(model, self.path / "best")
-            self.best = row
-        write_atomically(self.path / "summary.csv", as_csv(self.rows))
+        if self.keep_every and epoch % self.keep_every == 0:
+            checkpoint.save(model, self.path / f"epoch-{epoch:04d}")
+        write_atomically(self.path / SUMMARY, as_csv(history.rows))
+        if history.layers:
+            write_atomically(self.path / LAYERS, as_csv(history.layers))
+
+    def read(self) -> dict | None:
+        """What `commit` wrote, on the CPU; None where no epoch was finished. Raises: ValueError for a broken file."""
+        path = self.path / RESUME
+        if not path.exists():
+            return None
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except Exception as error:  # a broken pickle may raise anything
+            reason = f"{path} is not whole ({type(error).__name__}), which a kill alone cannot do: it is renamed only when it is written"
+            raise ValueError(f"{reason}. Copy it again, or start anew with --initial-checkpoint {self.path / 'last'}") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside a file. It takes the file's place at the end of the block, and is removed where the block fails."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        checkpoint.sync(temporary)
+        os.replace(temporary, path)
+        checkpoint.sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Replace a file in one step: a reader, or a crash, sees the old text or the new one."""
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
 
 
 def new_name(model: str, img_size: int) -> str:
@@ -51,17 +120,3 @@ def as_csv(rows: list[dict]) -> str:
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue()
-
-
-def write_atomically(path: str | Path, text: str) -> None:
-    """Replace a file in one step: a reader, or a crash, sees the old text or the new one."""
-    path = Path(path)
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(aside, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)

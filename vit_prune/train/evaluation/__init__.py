@@ -1,0 +1,1 @@
+"""Evaluate checkpoints, one or several, at one keep schedule or several."""

@@ -1,0 +1,99 @@
+"""Go on with a run that ended early: what resume.pt holds, what must be the same, and what is told to have changed."""
+
+import logging
+from pathlib import Path
+
+from vit_prune.train.config import AUTO, TrainConfig
+from vit_prune.train.distributed import world_size
+from vit_prune.train.engine import Training
+from vit_prune.train.recipe import plain
+from vit_prune.train.state import RECIPE, RESUME, History, RunFolder
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+SAME = (  # without these the weights, the optimizer's state or the average do not fit
+    "model", "model_kwargs", "num_classes", "img_size", "per_head", "query_key_free", "rule", "tau", "importance", "dropped", "sampling",
+    "train_only", "opt", "layer_decay", "weight_decay", "model_ema",
+)  # fmt: skip
+FREE = ("output", "experiment", "resume", "device", "workers", "data_dir", "log_interval", "tensorboard", "checkpoint_interval")  # change nothing
+
+
+def run_path(config: TrainConfig) -> Path:
+    """The run's folder."""
+    return Path(config.output) / config.experiment if config.resume in (None, AUTO) else Path(config.resume)
+
+
+def recipe_of(run: str | Path) -> Path:
+    """The recipe of a run. Raises: FileNotFoundError where there is no such run."""
+    path = Path(run) / RECIPE
+    if not path.is_file():
+        raise FileNotFoundError(f"no run to resume in {run}: it has no {RECIPE}")
+    return path
+
+
+def capture(config: TrainConfig, training: Training, history: History) -> dict:
+    """All that the rest of the run depends on, in tensors and plain values. Orders and draws are functions of seed and epoch, and need no state."""
+    return {
+        "format": FORMAT,
+        "config": plain(config),
+        "world_size": world_size(),
+        "rows": history.rows,
+        "layers": history.layers,
+        "skipped_in_a_row": training.skipped_in_a_row,
+        "model": training.model.state_dict(),
+        "ema": None if training.ema is None else training.ema.module.state_dict(),
+        "optimizer": training.optimizer.state_dict(),
+        "scaler": training.update.scaler.state_dict(),
+    }
+
+
+def restore(state: dict, config: TrainConfig, training: Training, updates_per_epoch: int) -> History:
+    """Put everything back. Raises: ValueError where something fits no more; nothing is changed where it is a setting."""
+    check_same(state, config)
+    training.model.load_state_dict(state["model"])
+    if training.ema is not None:
+        training.ema.module.load_state_dict(state["ema"])
+    training.optimizer.load_state_dict(state["optimizer"])
+    if state["scaler"] and training.update.scaler.is_enabled():
+        training.update.scaler.load_state_dict(state["scaler"])
+    training.skipped_in_a_row = state["skipped_in_a_row"]
+    done = state["rows"][-1]["epoch"]
+    training.scheduler.step_update(done * updates_per_epoch)
+    training.scheduler.step(done)
+    return History(state["rows"], state["layers"])
+
+
+def check_same(state: dict, config: TrainConfig) -> None:
+    """Raises: ValueError for a change that cannot be resumed from; every other change is told."""
+    if state.get("format") != FORMAT:
+        raise ValueError(f"{RESUME} has format {state.get('format')!r}, this version reads {FORMAT}: finish the run with the version that began it")
+    now, then = plain(config), state["config"]
+    changed = {name: f"{name} {then.get(name)!r} -> {value!r}" for name, value in now.items() if then.get(name) != value and name not in FREE}
+    if fixed := [text for name, text in changed.items() if name in SAME]:
+        raise ValueError(f"cannot resume with {', '.join(fixed)}: keep what the run began with, or start a new one with --initial-checkpoint")
+    told = list(changed.values())
+    if world_size() != state["world_size"]:
+        told.append(f"processes {state['world_size']} -> {world_size()} ({describe_batch(state, config)})")
+    epoch = state["rows"][-1]["epoch"]
+    log.info(f"resumed after epoch {epoch} of {config.epochs}: weights, optimizer, scaler, average and the rows of the summary are kept")
+    if told:
+        log.warning(f"changed since the run began: {'; '.join(told)}. What follows is not what the run as it began would have given")
+
+
+def describe_batch(state: dict, config: TrainConfig) -> str:
+    before = state["config"]["batch_size"] * state["world_size"] * state["config"]["grad_accum_steps"]
+    after = config.batch_size * world_size() * config.grad_accum_steps
+    return f"{before} images per update, as before" if before == after else f"{before} -> {after} images per update"
+
+
+def find_state(folder: RunFolder, config: TrainConfig) -> dict | None:
+    """What there is to resume from; None where the run starts from the beginning. Raises: FileNotFoundError where `resume` names no run."""
+    if config.resume is None:
+        return None
+    if config.resume != AUTO and not folder.path.is_dir():
+        raise FileNotFoundError(f"no run to resume in {folder.path}")
+    state = folder.read()
+    if state is None and folder.path.is_dir():
+        log.info(f"{folder.path} holds no finished epoch: the run starts from its beginning")
+    return state

@@ -1,0 +1,73 @@
+"""What the token bias and the selection do in each block: a row per block, for layers.csv and TensorBoard.
+
+Legend: B batch, N tokens, M kept columns, H heads.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vit_prune.methods.base import KeptColumns
+from vit_prune.methods.stack import Prune, columns_methods, prune_stacks
+from vit_prune.train.evaluation.kept import num_columns
+
+
+@torch.inference_mode()
+def layer_statistics(model: nn.Module, images: Tensor) -> list[dict]:
+    """One row per patched block, measured in one forward of a batch; none where nothing is patched.
+
+    Returns: {"block", "keep": its ratio or None, "columns", "columns_min", "columns_max": M, mean and extremes over the batch, "tokens": N,
+        "bias_std": over the tokens, mean over images and heads, "bias_max": largest magnitude, "kept_mass": share of softmax(bias) that the
+        kept columns hold, "weight_norm": of W_b}. What a block has not is None.
+    """
+    stacks, rows = prune_stacks(model), []
+    if not stacks:
+        return []
+    training = model.training
+
+    def measure(stack: Prune, args: tuple[Tensor], kept: KeptColumns) -> None:
+        rows.append({"block": len(rows)} | columns_row(stack, args[0], kept) | bias_row(stack, args[0], kept))
+
+    handles = [stack.register_forward_hook(measure) for stack in stacks]
+    try:
+        model.eval()(images)
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    return rows
+
+
+def columns_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
+    columns = num_columns(kept, x.shape[0])
+    ratios = [method.keep_ratio for method in columns_methods(stack)]
+    return {
+        "tokens": x.shape[1],
+        "keep": ratios[0] if ratios else None,
+        "columns": columns.float().mean().item(),
+        "columns_min": int(columns.min()),
+        "columns_max": int(columns.max()),
+    }
+
+
+def bias_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
+    biases = [bias for method in stack.children() if (bias := method.bias(x)) is not None]
+    if not biases:
+        return dict.fromkeys(("bias_std", "bias_max", "kept_mass", "weight_norm"))
+    bias = sum(biases).float()  # [B, H or 1, N]
+    weights = [method.weight for method in stack.children() if method.answers("bias") and hasattr(method, "weight")]
+    return {
+        "bias_std": bias.std(-1).mean().item(),
+        "bias_max": bias.abs().max().item(),
+        "kept_mass": kept_mass(bias, kept),
+        "weight_norm": torch.stack([weight.norm() for weight in weights]).norm().item() if weights else None,
+    }
+
+
+def kept_mass(bias: Tensor, kept: KeptColumns) -> float:
+    """Share of softmax(bias), mean over heads and images, in the kept columns."""
+    if kept.index is None:
+        return 1.0
+    mass = bias.softmax(-1).mean(1).gather(1, kept.index)  # [B, M]
+    if kept.bias is not None:
+        mass = mass.masked_fill(kept.bias.isneginf().all(1), 0)
+    return mass.sum(-1).mean().item()
