@@ -75,6 +75,30 @@ def test_a_wrong_value_ends_the_process_with_status_1_and_no_traceback():
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "error: keep must be in (0, 1], got 0.0\n")
 
 
+def test_a_run_goes_on_by_its_own_recipe_which_flags_override(train, tmp_path):
+    folder = tmp_path / "output" / "run"
+    assert train(*TINY, *QUICK, "--experiment", "run")[0] is None
+    code, out, err = train("--resume", folder, "--epochs", "2")
+    assert code is None, err
+    assert out == f"best top-1 {out.split()[2]} % in epoch {out.split()[6].rstrip(';')}; results in {folder}\n"
+    assert len((folder / "summary.csv").read_text().splitlines()) == 3
+    assert "cannot resume with model_kwargs" in train("--resume", folder, "--epochs", "3", "--model-kwargs", "depth=2")[0]
+
+
+def test_a_folder_that_is_no_run_is_named(train, tmp_path):
+    assert train("--resume", tmp_path)[0] == f"error: no run to resume in {tmp_path}: it has no recipe.yaml"
+
+
+def test_a_variant_of_a_study_trains_and_an_unknown_one_is_named(train, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model: vit_mini28_bias\ndataset: digits\nmodel_kwargs: {depth: 1, embed_dim: 16, num_heads: 2}\nimg_size: 8\n")
+    (tmp_path / "study.yaml").write_text("recipe: recipe.yaml\nseeds: [5]\nvariants:\n  half: {keep: 0.5}\n")
+    study = ["--config", tmp_path / "study.yaml"]
+    assert train(*study, "--variant", "half", *QUICK, "--experiment", "run")[0] is None
+    assert "seed: 5\n" in (tmp_path / "output/run/recipe.yaml").read_text()
+    assert train(*study, "--variant", "hlaf")[0].endswith("unknown variant 'hlaf'; did you mean half?")
+    assert train("--variant", "half")[0] == "error: --variant goes with --config STUDY, the file that names it"
+
+
 def test_help_explains_every_flag(train):
     code, out, _ = train("--help")
     assert code == 0
