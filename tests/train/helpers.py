@@ -1,9 +1,13 @@
 """What the tests of training share."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+# torchrun, in two processes
+LAUNCHER = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 
 
 def write_image(path: Path, *, seed: int = 0) -> Path:

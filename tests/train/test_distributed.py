@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import pytest
 import torch
 
 from tests.train.conftest import fill
+from tests.train.helpers import LAUNCHER
 from vit_prune.train.run import run
 from vit_prune.train.state import RunFolder
 
-LAUNCHER = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 STEPS = 5
 
 

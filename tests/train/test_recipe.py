@@ -1,5 +1,7 @@
 """Recipes: strict on the way in, complete on the way out, and those that we ship build."""
 
+import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,13 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.train.helpers import LAUNCHER
 from vit_prune.train import build
 from vit_prune.train.config import TrainConfig
 from vit_prune.train.recipe import load_recipe, save_recipe
 from vit_prune.train.run import run
+from vit_prune.train.state import RunFolder
 from vit_prune.train.study import load_study
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
 
@@ -118,6 +123,25 @@ def test_a_recipe_or_variant_of_ours_takes_two_steps_on_synthetic_images(config,
     result = run(replace(config, **small, **quick, output=str(tmp_path), experiment="run", tensorboard=False))
     assert result["last"]["train_loss"] > 0
     assert result["last"]["skipped"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_of_ours_takes_three_steps_at_full_size_in_two_processes(path, tmp_path):
+    """`torchrun --nproc-per-node 2 tools/train.py --config RECIPE` on synthetic images: 12 images, 2 in a batch of each process."""
+    quick = {"dataset": "synthetic/12", "batch-size": 2, "grad-accum-steps": 1, "epochs": 1, "warmup-epochs": 0, "keep-warmup-epochs": 0, "workers": 0}
+    flags = [word for name, value in quick.items() for word in (f"--{name}", str(value))]
+    where = ["--device", "cpu", "--output", str(tmp_path), "--experiment", "run", "--no-pretrained", "--no-tensorboard"]
+    command = [*LAUNCHER, str(ROOT / "tools/train.py"), "--config", str(path), *flags, *where]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "best top-1" in done.stdout
+    state = RunFolder(tmp_path / "run").read()
+    assert state["world_size"] == 2
+    steps = {int(entry["step"]) for entry in state["optimizer"]["state"].values()}
+    assert steps == {3}
+    assert state["rows"][0]["skipped"] == 0
 
 
 @pytest.mark.parametrize("config", [pytest.param(config, id=name) for name, config in every_config()])

@@ -82,6 +82,8 @@ def wrap(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Modu
         model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     if config.torchcompile is not None:
         check_name("backend of torchcompile", config.torchcompile, torch.compiler.list_backends(exclude_tags=()))
+        limit = torch._dynamo.config.recompile_limit
+        torch._dynamo.config.recompile_limit = max(limit, 8 + config.keep_warmup_epochs)  # each step of keep is a graph of its own
         model = torch.compile(model, backend=config.torchcompile)
     return model
 
