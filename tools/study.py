@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
+from torch import nn
+
 import vit_prune as vp
-from vit_prune.measure.macs import macs
 from vit_prune.measure.report import text_table, write_json
+from vit_prune.methods.stack import columns_methods
 from vit_prune.train.cli import main, parse_flags
+from vit_prune.train.evaluation.results import cost
 from vit_prune.train.study import load_study, placed, train_all
 
 MILLION = 1_000_000
@@ -37,19 +40,29 @@ class Flags:
 
 
 def summarise(results: dict[int, dict]) -> dict:
-    """One variant: {"top1": of each seed after the last epoch, in percent, "mean", "std", "macs", "seconds": of all its epochs, ...}."""
+    """One variant: {"top1": of each seed after the last epoch, in percent, "mean", "std", "macs", "seconds": of all its epochs, ...}.
+
+    The columns, on which the MACs of the rules mass and threshold depend, are those of the first batch of the evaluation.
+    """
     top1 = {seed: result["last"]["eval_top1"] for seed, result in results.items()}
-    cost = macs(vp.load(Path(next(iter(results.values()))["folder"]) / "last"))
+    first = next(iter(results.values()))
+    model = vp.load(Path(first["folder"]) / "last")
+    columns = [layer["columns"] for layer in first["layers"]]
     return {
         "top1": top1,
         "top1_mean": mean(top1.values()),
         "top1_std": stdev(top1.values()) if len(top1) > 1 else None,
         "top5": {seed: result["last"]["eval_top5"] for seed, result in results.items()},
-        "macs": cost.total,
-        "peak_memory_mib": max(result["last"]["peak_memory_mib"] for result in results.values()),
+        "columns_per_block": columns,
+        "macs": cost(model, {"columns": mean(columns) if columns else None, "columns_per_block": columns}, by_mean=by_mean(model))["macs"],
         "seconds": {seed: result["seconds"] for seed, result in results.items()},
         "folders": {seed: result["folder"] for seed, result in results.items()},
     }
+
+
+def by_mean(model: nn.Module) -> bool:
+    """Whether the number of columns depends on the image."""
+    return any(method.config.rule != "topk" for method in columns_methods(model))
 
 
 def table(rows: dict[str, dict]) -> str:
@@ -61,7 +74,7 @@ def table(rows: dict[str, dict]) -> str:
             "" if row["top1_std"] is None else f"{row['top1_std']:.2f}",
             f"{row['top1_mean'] - first:+.2f}",
             " ".join(f"{value:.2f}" for value in row["top1"].values()),
-            f"{row['macs'] / MILLION:.2f}",
+            "unknown" if row["macs"] is None else f"{row['macs'] / MILLION:.2f}",
             f"{mean(row['seconds'].values()) / 60:.1f}",
         )
         for name, row in rows.items()

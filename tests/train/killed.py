@@ -31,7 +31,8 @@ UPDATES_PER_EPOCH = 3  # 24 images, 4 in a batch, 2 batches in an update
 
 def at_update(number: int) -> Callable[[], None]:
     """Die before the update of this number, counted from 1."""
-    return lambda: before(engine, "train_step", lambda *args: args[2] + 1 == number)
+    calls = []
+    return lambda: before(engine, "train_step", lambda *_: calls.append(1) or len(calls) == number)
 
 
 def in_epoch(epoch: int, module: object, name: str) -> Callable[[], None]:

@@ -31,7 +31,7 @@ def train_images(config) -> list[torch.Tensor]:
 
 def test_workers_that_do_not_fit_into_shared_memory_are_refused_with_what_to_do(tiny_config, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6 - 1000, 1000))
-    message = r"2 workers hold 0 MiB of images in shared memory, and /dev/shm has 0 MiB free: lower --workers \(0 needs none\)"
+    message = r"4 workers on this machine hold 0 MiB of images in shared memory, and /dev/shm has 0 MiB free: lower --workers \(0 needs none\)"
     with pytest.raises(ValueError, match=message):
         train_images(tiny_config(workers=2))
     assert train_images(tiny_config(workers=0))

@@ -86,6 +86,20 @@ def test_a_teacher_of_other_classes_is_refused_before_the_first_batch(tiny_confi
         run(tiny_config(teacher=str(tmp_path / "teacher")))
 
 
+def test_a_pretrained_teacher_keeps_the_head_that_it_was_trained_with(tiny_config, monkeypatch):
+    asked = []
+    monkeypatch.setattr(build, "build_model", lambda name, **kwargs: asked.append(kwargs) or timm.create_model(name, num_classes=1000))
+    with pytest.raises(ValueError, match="the teacher vit_mini28 has 1000 classes, the model has 2"):
+        build.create_loss(tiny_config(teacher="vit_mini28"), timm.create_model("vit_mini28", num_classes=2), CPU)
+    assert asked == [{"pretrained": True}]
+
+
+def test_a_teacher_of_another_image_size_is_refused_before_the_first_batch(tiny_config, tmp_path):
+    checkpoint.save(timm.create_model("vit_mini28", num_classes=2), tmp_path / "teacher")
+    with pytest.raises(ValueError, match="takes images of 28 x 28, the model of 8 x 8"):
+        run(tiny_config(teacher=str(tmp_path / "teacher")))
+
+
 def test_the_distilled_models_second_head_is_switched_on_by_a_teacher_and_evaluated_as_one(tiny_config):
     model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1, num_classes=2)
     build.create_loss(tiny_config(), model, CPU)

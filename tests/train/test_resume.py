@@ -117,8 +117,10 @@ def test_a_complete_run_says_so_and_keeps_its_results(interrupted, tiny_config, 
         ({"model_kwargs": {"depth": 3, "embed_dim": 16, "num_heads": 2}}, "cannot resume with model_kwargs"),
         ({"opt": "sgd"}, "cannot resume with opt 'adamw' -> 'sgd'"),
         ({"model_ema": True}, "cannot resume with model_ema False -> True"),
+        ({"keep": 0.5}, "cannot resume with keep None -> '0.5'"),
+        ({"momentum": 0.5}, "cannot resume with momentum 0.9 -> 0.5"),
     ],
-    ids=["model", "depth", "optimizer", "average"],
+    ids=["model", "depth", "optimizer", "average", "keep", "momentum"],
 )
 def test_a_change_that_the_state_does_not_fit_is_refused_and_nothing_is_touched(interrupted, tiny_config, changes, message):
     before = (Path(interrupted[1]) / "resume.pt").read_bytes()
@@ -152,3 +154,31 @@ def test_a_folder_that_is_no_run_is_named(tiny_config, tmp_path):
 def test_without_resume_the_results_of_an_earlier_run_are_refused_with_the_flag_to_give(interrupted):
     with pytest.raises(FileExistsError, match="go on with --resume"):
         run(interrupted[0])
+
+
+def test_a_complete_run_with_other_settings_is_refused_instead_of_passed_off_as_theirs(interrupted, tiny_config):
+    before = {path: path.read_bytes() for path in Path(interrupted[1]).rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"the run is complete, with other settings: .*lr None -> 0.5.* Give the new one another --experiment"):
+        run(tiny_config(epochs=2, resume="auto", lr=0.5))
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_an_explicit_folder_must_be_a_run_also_where_the_recipe_is_given(tiny_config, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no run to resume in .*empty: it has no recipe\.yaml"):
+        run(tiny_config(experiment=None, resume=str(tmp_path / "empty")))
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_another_peak_rate_takes_effect_and_is_told(interrupted, tiny_config, caplog):
+    with caplog.at_level(logging.INFO):
+        row = run(tiny_config(epochs=3, resume="auto", lr_base=0.5, sched="constant"))["last"]
+    assert row["lr"] == pytest.approx(0.5 * 4 / 1024)
+    assert "peak learning rate 3.90625e-06 -> 0.00195312" in caplog.text
+
+
+def test_two_processes_do_not_train_in_one_folder(interrupted, tiny_config):
+    folder = RunFolder(interrupted[1])
+    folder.open()
+    with pytest.raises(BlockingIOError, match=r"another process trains in .*run: wait for its end, or give another --experiment"):
+        run(tiny_config(epochs=3, resume="auto"))

@@ -115,7 +115,7 @@ def test_best_is_the_first_of_the_highest_top1_not_the_last_epoch(tmp_path, monk
     saved = []
     monkeypatch.setattr("vit_prune.train.state.checkpoint.save", lambda model, path: saved.append((model, path.name)))
     folder, history = RunFolder(tmp_path / "run", keep_every=2), History()
-    folder.begin()
+    folder.open()
     for epoch, top1 in enumerate([50.0, 70.0, 60.0, 70.0], start=1):
         history.rows.append({"epoch": epoch, "eval_top1": top1})
         folder.publish(epoch, history)
@@ -250,6 +250,27 @@ def test_a_batch_that_mixup_cannot_pair_is_left_out_or_refused_before_the_first_
         tiny_config(data_dir=data, mixup=0.8, batch_size=3)
     with pytest.raises(ValueError, match="7 images to train on are fewer than one batch of 8"):
         run(tiny_config(data_dir=data, mixup=0.8, batch_size=8, experiment="other"))
+
+
+def test_an_evaluation_without_a_readable_image_is_no_divergence(tiny_config, image_folder):
+    root = image_folder({"train/a": 4, "train/b": 4, "val/a": 1, "val/b": 1})
+    for path in (root / "val").rglob("*.png"):
+        path.write_text("no image")
+    with pytest.raises(ValueError, match="none of the images of the evaluation could be read"):
+        run(tiny_config(data_dir=str(root), skip_broken=True))
+
+
+def test_an_optimizer_that_cannot_run_here_is_refused_with_a_sentence(tiny_config):
+    with pytest.raises(ValueError, match="opt fusedsgd cannot be had here"):
+        run(tiny_config(opt="fusedsgd"))
+
+
+def test_the_average_begins_with_the_first_update_that_was_made(tiny_config):
+    """At decay 1 it stays what it began with: not the untrained weights, also where the scaler skipped the first updates."""
+    folder = run(tiny_config(model_ema=True, model_ema_decay=1.0, lr=0.1, epochs=1, batch_size=8))["folder"]
+    state = RunFolder(folder).read()
+    assert state["updates_made"] == 1
+    assert all(torch.equal(state["ema"][name], state["model"][name]) for name in state["model"])
 
 
 def test_broken_images_are_counted_in_the_summary_when_they_are_skipped(tiny_config, image_folder):

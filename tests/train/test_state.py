@@ -50,7 +50,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_leaves_the_last_good_files
 
 def test_a_commit_that_fails_halfway_leaves_the_old_file_whole(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
-    folder.begin()
+    folder.open()
     folder.commit({"epoch": 1})
 
     def half(content, path):
@@ -61,4 +61,4 @@ def test_a_commit_that_fails_halfway_leaves_the_old_file_whole(tmp_path, monkeyp
     with pytest.raises(OSError, match=r"cannot write .*resume\.pt: PytorchStreamWriter failed"):
         folder.commit({"epoch": 2})
     assert folder.read() == {"epoch": 1}
-    assert [path.name for path in folder.path.iterdir()] == ["resume.pt"]
+    assert {path.name for path in folder.path.iterdir()} == {".lock", "resume.pt"}

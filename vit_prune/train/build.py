@@ -19,6 +19,8 @@ from vit_prune.train.checks import check_name, few
 from vit_prune.train.config import TrainConfig
 from vit_prune.train.distributed import world_size
 from vit_prune.train.keeping import apply_keep
+from vit_prune.train.labels import check_classes, label_names
+from vit_prune.train.loaders import data_config
 from vit_prune.train.losses import Distillation, Loss
 from vit_prune.train.update import Update
 
@@ -94,14 +96,12 @@ def check_saveable(model: nn.Module) -> None:
 
 
 def create_optimizer(config: TrainConfig, model: nn.Module) -> Optimizer:
-    optimizer = create_optimizer_v2(
-        model,
-        opt=config.opt,
-        lr=peak_lr(config),
-        weight_decay=config.weight_decay,
-        momentum=config.momentum,
-        layer_decay=config.layer_decay,
-    )
+    """Raises: ValueError for an optimizer that this machine cannot run."""
+    settings = {"lr": peak_lr(config), "weight_decay": config.weight_decay, "momentum": config.momentum, "layer_decay": config.layer_decay}
+    try:
+        optimizer = create_optimizer_v2(model, opt=config.opt, **settings)
+    except (AssertionError, ImportError) as error:  # apex and bitsandbytes, where they are missing
+        raise ValueError(f"opt {config.opt} cannot be had here: {error}") from error
     check_optimizer(optimizer, model)
     return optimizer
 
@@ -155,21 +155,27 @@ def create_loss(config: TrainConfig, model: nn.Module, device: torch.device) -> 
         return Loss(labels)
     if hasattr(model, "set_distilled_training"):
         model.set_distilled_training(True)
-    teacher = load_teacher(config, model.num_classes)
+    teacher = load_teacher(config, model)
     distillation = Distillation(teacher, model, kind=config.distillation, temperature=config.kd_temperature, weight=config.distill_loss_weight, device=device)
     return Loss(labels, distillation, config.task_loss_weight)
 
 
-def load_teacher(config: TrainConfig, num_classes: int) -> nn.Module:
-    """Raises: ValueError for a teacher of other classes."""
+def load_teacher(config: TrainConfig, student: nn.Module) -> nn.Module:
+    """Raises: ValueError for a teacher of other classes or another image size; OSError."""
     if Path(config.teacher).is_dir():
         teacher = checkpoint.load(config.teacher)
+    elif config.teacher_checkpoint is None:
+        teacher = build_model(config.teacher, pretrained=True)  # with the head that it was trained with
     else:
-        teacher = build_model(config.teacher, pretrained=config.teacher_checkpoint is None, num_classes=num_classes)
-        if config.teacher_checkpoint is not None:
-            log.info(checkpoint.load_weights(teacher, config.teacher_checkpoint, purpose="evaluate"))
-    if teacher.num_classes != num_classes:
-        raise ValueError(f"the teacher {config.teacher} has {teacher.num_classes} classes, the model has {num_classes}")
+        teacher = build_model(config.teacher, num_classes=student.num_classes)
+        log.info(checkpoint.load_weights(teacher, config.teacher_checkpoint, purpose="evaluate"))
+    if teacher.num_classes != student.num_classes:
+        raise ValueError(f"the teacher {config.teacher} has {teacher.num_classes} classes, the model has {student.num_classes}")
+    if label_names(teacher) and label_names(student):
+        check_classes(config.teacher, teacher, label_names(student), label_names(teacher))
+    sizes = [data_config(model)["input_size"] for model in (teacher, student)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"the teacher {config.teacher} takes images of {sizes[0][1]} x {sizes[0][2]}, the model of {sizes[1][1]} x {sizes[1][2]}")
     return teacher
 
 

@@ -9,9 +9,10 @@ import tyro
 
 from vit_prune.patch.check import UnsupportedModel
 from vit_prune.train.engine import TrainingDiverged
+from vit_prune.train.study import StudyFailed
 
 Config = TypeVar("Config")
-USER_ERRORS = (ValueError, OSError, TrainingDiverged, UnsupportedModel)
+USER_ERRORS = (ValueError, OSError, TrainingDiverged, StudyFailed, UnsupportedModel)
 
 
 def parse_flags(config_class: type[Config], *, default: Config | None = None, args: list[str] | None = None, description: str | None = None) -> Config:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated
 
 import tyro
-from timm.optim import list_optimizers
+from timm.optim import get_optimizer_info, list_optimizers
 
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.token_bias import TokenBias
@@ -14,6 +14,13 @@ from vit_prune.train.data import check_dataset
 SCHEDULES = ("cosine", "constant")
 CHOICES = {"sched": SCHEDULES, "clip_mode": ("norm", "value", "agc"), "amp_dtype": ("float16", "bfloat16"), "distillation": ("soft", "hard")}
 TRAINABLE = ("bias", "head")
+NEEDS = {
+    "amp_dtype": "amp",
+    "clip_mode": "clip_grad",
+    "model_ema_decay": "model_ema",
+    "model_ema_warmup": "model_ema",
+    **dict.fromkeys(("teacher_checkpoint", "distillation", "distill_loss_weight", "task_loss_weight", "kd_temperature"), "teacher"),
+}  # the first does nothing without the second
 AUTO = "auto"
 COLUMNS_FIELDS = ("keep", "rule", "tau", "importance", "dropped", "sampling")
 BIAS_FIELDS = ("per_head", "query_key_free")
@@ -64,7 +71,7 @@ class TrainConfig:
         lr_base: peak learning rate for lr_base_size images per update, over all processes and accumulated steps
         lr_base_size: see lr_base
         layer_decay: each block learns at this share of the rate of the block after it (None: all alike)
-        weight_decay: not on biases, norms and position embeddings
+        weight_decay: not on vectors (biases, norms) and position embeddings; the token bias, a matrix, decays as the other matrices do
         momentum: of the optimizers that have one
         clip_grad: largest norm of the gradient, or what clip_mode says (None: no clipping)
         clip_mode: norm, value or agc
@@ -194,6 +201,8 @@ class TrainConfig:
         check_ranges(self)
         check_dataset(self.dataset)
         check_name("opt", self.opt, list_optimizers())
+        if get_optimizer_info(self.opt).second_order:
+            raise ValueError(f"opt {self.opt} needs gradients of gradients, which this trainer does not compute; take adamw, lamb or another")
         for name, choices in CHOICES.items():
             check_name(name, getattr(self, name), choices)
         for part in self.train_only:
@@ -220,7 +229,7 @@ class TrainConfig:
     def _check_data(self) -> None:
         if (self.mixup or self.cutmix) and self.batch_size % 2:
             raise ValueError(f"mixup and cutmix mix pairs of images: batch_size must be even, got {self.batch_size}")
-        random = [name for name in ("scale", "ratio", "hflip", "color_jitter", "aa", "reprob", "aug_repeats") if getattr(self, name)]
+        random = [name for name in ("scale", "ratio", "hflip", "color_jitter", "aa", "reprob", "aug_repeats", "mixup", "cutmix") if getattr(self, name)]
         if self.no_aug and random:
             raise ValueError(f"no_aug leaves nothing random, and {', '.join(random)} is given: leave out one of the two")
         if self.aa is not None:
@@ -235,8 +244,10 @@ class TrainConfig:
             raise ValueError("resume auto looks for OUTPUT/EXPERIMENT: give --experiment")
         if self.resume not in (None, AUTO) and self.experiment is not None:
             raise ValueError(f"resume {self.resume} names the run's folder already: leave out --experiment")
-        if self.teacher_checkpoint is not None and self.teacher is None:
-            raise ValueError("teacher_checkpoint goes with --teacher, the name of its model")
+        defaults = {item.name: item.default for item in fields(self)}
+        for name, needed in NEEDS.items():
+            if getattr(self, name) != defaults[name] and not getattr(self, needed):
+                raise ValueError(f"{name} does nothing without {needed}: give both, or neither")
         own = {item.name for item in fields(self)} | {"drop_rate", "drop_path_rate"}
         if twice := sorted(own & self.model_kwargs.keys()):
             raise ValueError(f"model_kwargs repeats {', '.join(twice)}, which has a flag of its own")

@@ -1,7 +1,8 @@
 """One process among several: what torchrun started, and sums over all of them. In a single process every function does the plain thing."""
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +20,7 @@ def process_group(device: str) -> Iterator[torch.device]:
     if dist.is_initialized():
         yield torch.device(device)
         return
+    check_device_count(device)
     own = torch.device(init_distributed_device_so(device)["device"])
     level = logging.getLogger().level
     if not is_primary():
@@ -29,6 +31,13 @@ def process_group(device: str) -> Iterator[torch.device]:
         logging.getLogger().setLevel(level)
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def check_device_count(device: str) -> None:
+    """Raises: ValueError for a process that has no GPU of its own."""
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if device.startswith("cuda") and local_rank >= torch.cuda.device_count():
+        raise ValueError(f"this node has {torch.cuda.device_count()} GPUs and at least {local_rank + 1} processes: lower --nproc-per-node")
 
 
 def rank() -> int:
@@ -52,9 +61,21 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     return value
 
 
-def wait_for_all() -> None:
+def largest_over_ranks(value: Tensor) -> Tensor:
+    """Element by element, the same in each process."""
     if dist.is_initialized():
-        dist.barrier()
+        value = value.clone()
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return value
+
+
+def same_over_ranks(value: int) -> bool:
+    """Whether all processes hold the same number."""
+    if not dist.is_initialized():
+        return True
+    values = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return len(set(values)) == 1
 
 
 def from_primary(value: object) -> object:
@@ -64,3 +85,15 @@ def from_primary(value: object) -> object:
     box = [value]
     dist.broadcast_object_list(box)
     return box[0]
+
+
+def on_primary(function: Callable[[], None]) -> None:
+    """Call it in the first process; all wait for its end. Raises: in every process, the OSError or ValueError that it raised there."""
+    error = None
+    if is_primary():
+        try:
+            function()
+        except (OSError, ValueError) as raised:
+            error = raised
+    if (error := from_primary(error)) is not None:
+        raise error

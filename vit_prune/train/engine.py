@@ -1,11 +1,10 @@
 """One epoch of training.  images [B, 3, height, width], targets [B] classes, or [B, classes] after mixup."""
 
 import math
-import sys
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from vit_prune.methods.base import set_progress
-from vit_prune.train.distributed import is_primary, sum_over_ranks, world_size
+from vit_prune.train.distributed import sum_over_ranks, world_size
 from vit_prune.train.losses import Loss
+from vit_prune.train.progress import progress_bar
 from vit_prune.train.update import Update
 
 
@@ -28,7 +27,10 @@ class TrainingDiverged(RuntimeError):
     """The loss is no number any more; nothing of that epoch is saved."""
 
     def __init__(self, loss: float, where: str) -> None:
-        super().__init__(f"training diverged: the loss is {loss} {where}; try a lower --lr, or --clip-grad 1")
+        super().__init__(loss, where)  # from which it is built again in another process
+
+    def __str__(self) -> str:
+        return "training diverged: the loss is {} {}; try a lower --lr, or --clip-grad 1".format(*self.args)
 
 
 @dataclass
@@ -43,19 +45,18 @@ class Training:
     device: torch.device
     epochs: int
     update: Update
+    updates_per_epoch: int
     mixup: Mixup | None = None
     ema: ModelEmaV3 | None = None
     accumulate: int = 1  # batches per update
     autocast_dtype: torch.dtype | None = None
     max_skipped_steps: int = 20
     log_interval: int = 50
-    skipped_in_a_row: int = field(default=0)
+    updates_made: int = 0
+    skipped_in_a_row: int = 0
 
     def autocast(self) -> object:
         return nullcontext() if self.autocast_dtype is None else torch.autocast(self.device.type, self.autocast_dtype)
-
-    def updates_per_epoch(self, batches: int) -> int:
-        return math.ceil(batches / self.accumulate)
 
 
 def train_one_epoch(training: Training, loader: DataLoader, epoch: int) -> dict[str, float]:
@@ -66,12 +67,12 @@ def train_one_epoch(training: Training, loader: DataLoader, epoch: int) -> dict[
     """
     training.model.train()
     batches, meter, start = len(loader), Meter(training, epoch), time.perf_counter()
-    updates = training.updates_per_epoch(batches)
+    updates = training.updates_per_epoch
     with progress_bar(f"epoch {epoch + 1}/{training.epochs}", loader) as bar:
         for number, group in enumerate(groups(loader, batches, training.accumulate)):
             done = epoch * updates + number
             set_progress(training.model, done / (training.epochs * updates))
-            meter.add(*train_step(training, group, done))
+            meter.add(*train_step(training, group))
             lr = max(group["lr"] for group in training.optimizer.param_groups)
             training.scheduler.step_update(done + 1)
             bar.update(meter.images - bar.n)
@@ -90,7 +91,7 @@ def groups(loader: Iterable, batches: int, size: int) -> Iterable[tuple[Iterable
         yield islice(stream, here), here
 
 
-def train_step(training: Training, group: tuple[Iterable, int], number: int) -> tuple[float, bool, int]:
+def train_step(training: Training, group: tuple[Iterable, int]) -> tuple[float, bool, int]:
     """One update of the weights from the batches of a group. Returns: (loss, whether the weights moved, images of this process)."""
     batches, count = group
     total, images_seen = torch.zeros((), device=training.device), 0
@@ -101,8 +102,9 @@ def train_step(training: Training, group: tuple[Iterable, int], number: int) -> 
         total += loss.detach()
         images_seen += len(images)
     moved = training.update.step()
+    training.updates_made += moved
     if moved and training.ema is not None:
-        training.ema.update(training.model, step=number + 1)
+        training.ema.update(training.model, step=training.updates_made)
     return total.item(), moved, images_seen
 
 
@@ -148,10 +150,3 @@ class Meter:
     def mean_over_ranks(self) -> float:
         total, updates = sum_over_ranks(torch.tensor([self.total, self.updates], dtype=torch.float64, device=self.training.device)).tolist()
         return total / updates if updates else math.nan
-
-
-def progress_bar(text: str, loader: DataLoader) -> tqdm:
-    """Images done by all processes, images per second, time left; silent where stderr is no terminal, and in all processes but the first."""
-    batch_size = getattr(loader, "loader", loader).batch_size  # timm's prefetcher wraps torch's loader
-    total = min(len(loader.dataset), len(loader) * batch_size * world_size())  # the last, smaller batch may be left out
-    return tqdm(desc=text, total=total, unit=" images", file=sys.stderr, disable=None if is_primary() else True, leave=False)

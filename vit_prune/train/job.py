@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from vit_prune.train import build
+from vit_prune.train.board import check_tensorboard
 from vit_prune.train.config import TrainConfig
 from vit_prune.train.data import augmentation, check_same_classes, create_dataset
 from vit_prune.train.distributed import from_primary
@@ -34,13 +35,11 @@ class Job:
         """The model that is judged and saved: the average where there is one."""
         return self.training.model if self.training.ema is None else self.training.ema.module
 
-    @property
-    def updates_per_epoch(self) -> int:
-        return self.training.updates_per_epoch(len(self.train_loader))
-
 
 def prepare(config: TrainConfig, device: torch.device) -> Job:
     """Build everything. Raises: ValueError or OSError for whatever can be refused before the first batch."""
+    if config.tensorboard:
+        check_tensorboard()
     train, val = (dataset(config, split) for split in ("train", "val"))
     check_same_classes(train, val)
     config = resolve(config, train)
@@ -65,16 +64,18 @@ def dataset(config: TrainConfig, split: str) -> Dataset:
 
 def create_training(config: TrainConfig, model: nn.Module, device: torch.device, batches: int) -> Training:
     optimizer = build.create_optimizer(config, model)
+    updates_per_epoch = math.ceil(batches / config.grad_accum_steps)
     loss = build.create_loss(config, model, device)  # a teacher may switch the model's second head on
     ema = ModelEmaV3(model, decay=config.model_ema_decay, use_warmup=config.model_ema_warmup) if config.model_ema else None
     return Training(
         model=model,
         optimizer=optimizer,
-        scheduler=build.create_scheduler(config, optimizer, math.ceil(batches / config.grad_accum_steps)),
+        scheduler=build.create_scheduler(config, optimizer, updates_per_epoch),
         loss=loss,
         device=device,
         epochs=config.epochs,
         update=build.create_update(config, optimizer, device),
+        updates_per_epoch=updates_per_epoch,
         ema=ema,
         wrapped=build.wrap(model, config, device),
         mixup=build.create_mixup(config, config.num_classes),
@@ -90,7 +91,7 @@ def resolve(config: TrainConfig, train: Dataset) -> TrainConfig:
     num_classes = len(train.classes)
     if config.num_classes is not None and config.num_classes < num_classes:
         raise ValueError(f"num_classes is {config.num_classes}, the data has {num_classes} classes")
-    defaults = {"num_classes": num_classes, "device": str(build.pick_device(None)), "lr": build.peak_lr(config)}
+    defaults = {"num_classes": num_classes, "device": str(build.pick_device(None))}
     if not config.no_aug:
         defaults |= augmentation(config.dataset)._asdict()
     return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})

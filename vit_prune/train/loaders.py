@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ def train_loader(dataset: Dataset, config: TrainConfig, data: dict, device: torc
     images = config.batch_size * world_size()
     if len(dataset) < images:
         raise ValueError(f"{len(dataset)} images to train on are fewer than one batch of {images}: lower --batch-size")
+    check_shared_memory(2 * config.workers, config.batch_size * math.prod(data["input_size"]))  # those of the evaluation live as long
     dataset.transform = train_transform(config, data)
     if isinstance(dataset, IterableDataset):
         dataset.set_loader_cfg(num_workers=config.workers)  # it gives each worker as many whole batches
@@ -68,6 +70,7 @@ def train_transform(config: TrainConfig, data: dict) -> object:
 
 def eval_loader(dataset: Dataset, *, batch_size: int, workers: int, data: dict, device: torch.device) -> PrefetchLoader:
     """Every image once over all processes, in order, as the model's data config says."""
+    check_shared_memory(workers, batch_size * math.prod(data["input_size"]))
     dataset.transform = create_transform(
         data["input_size"],
         interpolation=data["interpolation"],
@@ -84,7 +87,6 @@ def eval_loader(dataset: Dataset, *, batch_size: int, workers: int, data: dict, 
 
 
 def loader(dataset: Dataset, sampler: object, *, batch_size: int, workers: int, data: dict, device: torch.device, drop_last: bool) -> DataLoader:
-    check_shared_memory(workers, batch_size * math.prod(data["input_size"]))
     return DataLoader(
         dataset,
         batch_size,
@@ -104,13 +106,14 @@ def prefetch(batches: DataLoader, data: dict, device: torch.device, **erasing) -
 
 def check_shared_memory(workers: int, batch_bytes: int) -> None:
     """Raises: ValueError where the batches that the workers hold ready (uint8) do not fit into it: they would die of a bus error."""
+    workers *= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun's processes on this machine share it
     needed = workers * PREFETCHED * batch_bytes
     if not workers or not SHARED_MEMORY.is_dir():
         return
     free = shutil.disk_usage(SHARED_MEMORY).free
     if needed > free:
         raise ValueError(
-            f"{workers} workers hold {needed / MIB:.0f} MiB of images in shared memory, and {SHARED_MEMORY} has {free / MIB:.0f} MiB free: "
+            f"{workers} workers on this machine hold {needed / MIB:.0f} MiB of images in shared memory, and {SHARED_MEMORY} has {free / MIB:.0f} MiB free: "
             "lower --workers (0 needs none) or --batch-size, or give the machine more (docker: --shm-size)"
         )
 

@@ -51,9 +51,9 @@ def recipe_values(path: Path, inside: tuple[Path, ...] = ()) -> dict:
         values = check_keys(values)
         if base is None:
             return values
-        if path in inside:
+        if path.resolve() in inside:
             raise ValueError(f"base {base} leads back to this file")
-        return recipe_values(path.parent / str(base), (*inside, path)) | values
+        return recipe_values(path.parent / str(base), (*inside, path.resolve())) | values
     except ValueError as error:
         raise ValueError(str(error) if str(error).startswith(f"{path.parent}/") else f"{path}: {error}") from None
 

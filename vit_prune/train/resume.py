@@ -3,8 +3,9 @@
 import logging
 from pathlib import Path
 
+from vit_prune.train.build import peak_lr
 from vit_prune.train.config import AUTO, TrainConfig
-from vit_prune.train.distributed import world_size
+from vit_prune.train.distributed import same_over_ranks, world_size
 from vit_prune.train.engine import Training
 from vit_prune.train.recipe import plain
 from vit_prune.train.state import RECIPE, RESUME, History, RunFolder
@@ -14,7 +15,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 SAME = (  # without these the weights, the optimizer's state or the average do not fit
     "model", "model_kwargs", "num_classes", "img_size", "per_head", "query_key_free", "rule", "tau", "importance", "dropped", "sampling",
-    "train_only", "opt", "layer_decay", "weight_decay", "model_ema",
+    "keep", "eval_keep", "keep_warmup_epochs", "train_only", "opt", "momentum", "layer_decay", "weight_decay", "model_ema",
 )  # fmt: skip
 FREE = ("output", "experiment", "resume", "device", "workers", "data_dir", "log_interval", "tensorboard", "checkpoint_interval")  # change nothing
 
@@ -40,7 +41,9 @@ def capture(config: TrainConfig, training: Training, history: History) -> dict:
         "world_size": world_size(),
         "rows": history.rows,
         "layers": history.layers,
+        "updates_made": training.updates_made,
         "skipped_in_a_row": training.skipped_in_a_row,
+        "peak_lr": peak_lr(config),
         "model": training.model.state_dict(),
         "ema": None if training.ema is None else training.ema.module.state_dict(),
         "optimizer": training.optimizer.state_dict(),
@@ -48,7 +51,7 @@ def capture(config: TrainConfig, training: Training, history: History) -> dict:
     }
 
 
-def restore(state: dict, config: TrainConfig, training: Training, updates_per_epoch: int) -> History:
+def restore(state: dict, config: TrainConfig, training: Training) -> History:
     """Put everything back. Raises: ValueError where something fits no more; nothing is changed where it is a setting."""
     check_same(state, config)
     training.model.load_state_dict(state["model"])
@@ -57,9 +60,9 @@ def restore(state: dict, config: TrainConfig, training: Training, updates_per_ep
     training.optimizer.load_state_dict(state["optimizer"])
     if state["scaler"] and training.update.scaler.is_enabled():
         training.update.scaler.load_state_dict(state["scaler"])
-    training.skipped_in_a_row = state["skipped_in_a_row"]
+    training.updates_made, training.skipped_in_a_row = state["updates_made"], state["skipped_in_a_row"]
     done = state["rows"][-1]["epoch"]
-    training.scheduler.step_update(done * updates_per_epoch)
+    training.scheduler.step_update(done * training.updates_per_epoch)
     training.scheduler.step(done)
     return History(state["rows"], state["layers"])
 
@@ -75,7 +78,11 @@ def check_same(state: dict, config: TrainConfig) -> None:
     told = list(changed.values())
     if world_size() != state["world_size"]:
         told.append(f"processes {state['world_size']} -> {world_size()} ({describe_batch(state, config)})")
+    if peak_lr(config) != state["peak_lr"]:
+        told.append(f"peak learning rate {state['peak_lr']:g} -> {peak_lr(config):g}")
     epoch = state["rows"][-1]["epoch"]
+    if told and epoch >= config.epochs:
+        raise ValueError(f"the run is complete, with other settings: {'; '.join(told)}. Give the new one another --experiment")
     log.info(f"resumed after epoch {epoch} of {config.epochs}: weights, optimizer, scaler, average and the rows of the summary are kept")
     if told:
         log.warning(f"changed since the run began: {'; '.join(told)}. What follows is not what the run as it began would have given")
@@ -91,9 +98,11 @@ def find_state(folder: RunFolder, config: TrainConfig) -> dict | None:
     """What there is to resume from; None where the run starts from the beginning. Raises: FileNotFoundError where `resume` names no run."""
     if config.resume is None:
         return None
-    if config.resume != AUTO and not folder.path.is_dir():
-        raise FileNotFoundError(f"no run to resume in {folder.path}")
+    if config.resume != AUTO:
+        recipe_of(config.resume)
     state = folder.read()
+    if not same_over_ranks(0 if state is None else state["rows"][-1]["epoch"]):
+        raise ValueError(f"the processes see different runs in {folder.path}: OUTPUT must be a folder that all nodes share")
     if state is None and folder.path.is_dir():
         log.info(f"{folder.path} holds no finished epoch: the run starts from its beginning")
     return state

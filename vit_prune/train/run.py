@@ -14,7 +14,7 @@ from vit_prune.train import build
 from vit_prune.train.board import Board
 from vit_prune.train.config import TrainConfig
 from vit_prune.train.data import broken_count, reset_broken
-from vit_prune.train.distributed import is_primary, process_group, rank, sum_over_ranks, wait_for_all
+from vit_prune.train.distributed import is_primary, on_primary, process_group, rank
 from vit_prune.train.engine import TrainingDiverged, train_one_epoch
 from vit_prune.train.evaluation.accuracy import evaluate
 from vit_prune.train.job import Job, prepare
@@ -31,40 +31,43 @@ log = logging.getLogger(__name__)
 def run(config: TrainConfig) -> dict:
     """Train, evaluate after each epoch, and keep the results. Under torchrun, one call in each process.
 
-    Returns: {"folder": path of the run folder, "best" and "last": rows of its summary.csv as dicts, "seconds": of all epochs}.
+    Returns: {"folder": path of the run folder, "best" and "last": rows of its summary.csv as dicts, "layers": rows of layers.csv of the last
+    epoch (in the first process), "seconds": of all epochs}.
     Raises: ValueError or OSError before the first batch for what can be known then; TrainingDiverged, UnreadableImage later.
     """
     with process_group(str(build.pick_device(config.device))) as device:
+        if config.resume is None and config.experiment is not None:
+            RunFolder(run_path(config)).check_free()
         job = prepare(config, device)
         folder = RunFolder(run_path(job.config), keep_every=config.checkpoint_interval)
         history = begin(job, folder)
         with explained(), Board(folder.path if config.tensorboard and is_primary() else None) as board:
+            board.add_last(history)  # a kill may have come before it
             for epoch in range(len(history.rows), job.config.epochs):
-                row, layers = run_epoch(job, epoch)
-                finish_epoch(job, folder, history, row, layers)
-                board.add(row, layers)
-        wait_for_all()
+                finish_epoch(job, folder, history, *run_epoch(job, epoch))
+                board.add_last(history)
     seconds = sum(row["seconds"] for row in history.rows)
-    return {"folder": str(folder.path), "best": history.best, "last": history.rows[-1], "seconds": seconds}
+    return {"folder": str(folder.path), "best": history.best, "last": history.rows[-1], "layers": history.last_layers, "seconds": seconds}
 
 
 def begin(job: Job, folder: RunFolder) -> History:
-    """A new folder, or what a run that is resumed had come to. Raises: FileExistsError, FileNotFoundError, ValueError."""
+    """A new folder, or what a run that is resumed had come to. Raises: OSError for a folder that is taken, ValueError for a run that does not fit."""
     state = find_state(folder, job.config)
-    wait_for_all()  # every process has looked before the first makes a folder
-    if state is None and is_primary():
-        folder.begin()
-    history = History() if state is None else restore(state, job.config, job.training, job.updates_per_epoch)
-    if is_primary():
-        save_recipe(replace(job.config, experiment=None, resume=None), folder.path / RECIPE)  # run again, it takes a name of its own
-    if history.rows:
-        keep_for_evaluation(job.evaluated, job.config)
-        if is_primary():
-            folder.clean()
-            folder.publish(job.evaluated, history)  # a kill may have come before it
-        if len(history.rows) >= job.config.epochs:
-            log.info(f"the run in {folder.path} is complete: {len(history.rows)} of {job.config.epochs} epochs")
+    history = History() if state is None else restore(state, job.config, job.training)
+    keep_for_evaluation(job.evaluated, job.config)
+    on_primary(lambda: open_folder(job, folder, history))
+    if len(history.rows) >= job.config.epochs:
+        log.info(f"the run in {folder.path} is complete: {len(history.rows)} of {job.config.epochs} epochs")
     return history
+
+
+def open_folder(job: Job, folder: RunFolder, history: History) -> None:
+    if not history.rows:
+        folder.check_free()
+    folder.open()
+    save_recipe(replace(job.config, experiment=None, resume=None), folder.path / RECIPE)  # run again, it takes a name of its own
+    if history.rows:
+        folder.publish(job.evaluated, history)  # a kill may have come before it
 
 
 def run_epoch(job: Job, epoch: int) -> tuple[dict, list[dict]]:
@@ -89,9 +92,11 @@ def seed_epoch(seed: int, epoch: int) -> None:
 
 
 def judge(job: Job, epoch: int) -> dict:
-    """Evaluate the model that is saved, and beside an average the weights themselves. Raises: TrainingDiverged."""
+    """Evaluate the model that is saved, and beside an average the weights themselves. Raises: TrainingDiverged; ValueError where no image could be read."""
     keep_for_evaluation(job.evaluated, job.config)
     metrics = evaluate_one(job, job.evaluated)
+    if not metrics["images"]:
+        raise ValueError("none of the images of the evaluation could be read")
     if not math.isfinite(metrics["loss"]):
         raise TrainingDiverged(metrics["loss"], f"in the evaluation after epoch {epoch + 1}")
     row = {f"eval_{name}": value for name, value in metrics.items()}
@@ -106,11 +111,11 @@ def evaluate_one(job: Job, model: torch.nn.Module) -> dict:
 
 
 def count_broken(job: Job) -> int:
-    """Images that could not be read in this epoch, by all processes."""
-    here = broken_count(job.train_set) + broken_count(job.eval_set)
+    """Images that no process could read in this epoch."""
+    broken = sum(broken_count(dataset, job.training.device) for dataset in (job.train_set, job.eval_set))
     for dataset in (job.train_set, job.eval_set):
         reset_broken(dataset)
-    return int(sum_over_ranks(torch.tensor(float(here), device=job.training.device)))
+    return broken
 
 
 def statistics(job: Job, epoch: int) -> list[dict]:
@@ -124,10 +129,13 @@ def finish_epoch(job: Job, folder: RunFolder, history: History, row: dict, layer
     """Write down what the epoch gave: first the one file that a run is resumed from, then what people look at."""
     history.rows.append(row)
     history.layers += layers
-    if is_primary():
-        folder.commit(capture(job.config, job.training, history))
-        folder.publish(job.evaluated, history)
+    on_primary(lambda: write(job, folder, history))
     log.info(describe(history, job.config.epochs))
+
+
+def write(job: Job, folder: RunFolder, history: History) -> None:
+    folder.commit(capture(job.config, job.training, history))
+    folder.publish(job.evaluated, history)
 
 
 def describe(history: History, epochs: int) -> str:

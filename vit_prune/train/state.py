@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import nn
 
 from vit_prune import checkpoint
 
-RECIPE, RESUME, SUMMARY, LAYERS = "recipe.yaml", "resume.pt", "summary.csv", "layers.csv"
+RECIPE, RESUME, SUMMARY, LAYERS, LOCK = "recipe.yaml", "resume.pt", "summary.csv", "layers.csv", ".lock"
 RESULTS = (RESUME, SUMMARY, "best", "last")
 
 
@@ -33,6 +34,11 @@ class History:
         """The row with the highest top-1, the first of equals."""
         return max(self.rows, key=lambda row: row["eval_top1"])
 
+    @property
+    def last_layers(self) -> list[dict]:
+        """The rows of the last epoch."""
+        return [layer for layer in self.layers if layer["epoch"] == self.rows[-1]["epoch"]]
+
 
 class RunFolder:
     """Where one run leaves its results. `best` is the checkpoint with the highest top-1, the first of equals.
@@ -44,15 +50,19 @@ class RunFolder:
     def __init__(self, path: str | Path, *, keep_every: int | None = None) -> None:
         self.path, self.keep_every = Path(path), keep_every
 
-    def begin(self) -> None:
+    def check_free(self) -> None:
         """Raises: FileExistsError where the folder holds results already."""
         for name in RESULTS:
             if (self.path / name).exists():
                 raise FileExistsError(f"{self.path} holds the results of an earlier run: give another --experiment, go on with --resume, or remove it")
-        self.path.mkdir(parents=True, exist_ok=True)
 
-    def clean(self) -> None:
-        """Remove what a kill left half written."""
+    def open(self) -> None:
+        """Make the folder, and keep others from writing into it until this process ends. What a kill left half written is removed.
+
+        Raises: BlockingIOError where another process trains in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.lock = lock(self.path / LOCK)
         for path in self.path.rglob(".*.tmp"):
             path.unlink()
 
@@ -88,6 +98,24 @@ class RunFolder:
         except Exception as error:  # a broken pickle may raise anything
             reason = f"{path} is not whole ({type(error).__name__}), which a kill alone cannot do: it is renamed only when it is written"
             raise ValueError(f"{reason}. Copy it again, or start anew with --initial-checkpoint {self.path / 'last'}") from error
+
+
+def lock(path: Path) -> IO | None:
+    """A file that is locked as long as it is open, which a kill ends too. Raises: BlockingIOError where another process holds it."""
+    if os.name != "posix":
+        return None
+    import fcntl
+
+    file = open(path, "w")  # noqa: SIM115  (it stays open)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise BlockingIOError(f"another process trains in {path.parent}: wait for its end, or give another --experiment") from None
+    except OSError:  # a file system without locks
+        file.close()
+        return None
+    return file
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from vit_prune.methods.base import KeptColumns
 from vit_prune.methods.stack import Prune, columns_methods, prune_stacks
-from vit_prune.train.evaluation.kept import num_columns
 
 
 @torch.inference_mode()
@@ -71,3 +70,10 @@ def kept_mass(bias: Tensor, kept: KeptColumns) -> float:
     if kept.bias is not None:
         mass = mass.masked_fill(kept.bias.isneginf().all(1), 0)
     return mass.sum(-1).mean().item()
+
+
+def num_columns(kept: KeptColumns, batch: int) -> Tensor:
+    """M of each image, [B]: all columns of the padded batch but those that a bias of -inf hides."""
+    if kept.bias is None:
+        return torch.full((batch,), kept.x.shape[1], device=kept.x.device)
+    return (~kept.bias.isneginf()).all(1).sum(-1).expand(batch)

@@ -28,6 +28,10 @@ from vit_prune.train.run import run
 KEYS = ("recipe", "seeds", "variants")
 
 
+class StudyFailed(RuntimeError):
+    """Runs of a study that came to no end."""
+
+
 @dataclass(frozen=True)
 class StudyRun:
     """One training of a study."""
@@ -46,16 +50,35 @@ def load_study(path: str | Path) -> list[StudyRun]:
             check_name("key", key, KEYS)
         if missing := [key for key in KEYS if not values.get(key)]:
             raise ValueError(f"a study needs {', '.join(KEYS)}; {', '.join(missing)} is missing")
+        check_types(values)
         recipe = load_recipe(path.parent / values["recipe"])
         return [one for name, changes in values["variants"].items() for one in runs_of(name, changes or {}, recipe, values["seeds"])]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
+def check_types(values: Mapping) -> None:
+    """Raises: ValueError for a study whose parts are not what they should be."""
+    if not isinstance(values["recipe"], str):
+        raise ValueError(f"recipe must be the name of a file, got {values['recipe']!r}")
+    check_seeds(values["seeds"])
+    if not isinstance(values["variants"], dict):
+        raise ValueError(f"variants must be a mapping of names to fields, got {values['variants']!r}")
+    for name, changes in values["variants"].items():
+        if not isinstance(changes or {}, dict):
+            raise ValueError(f"variant {name} must be a mapping of fields to values, got {changes!r}")
+
+
+def check_seeds(seeds: object) -> None:
+    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be a list of different whole numbers, got {seeds!r}")
+
+
 def runs_of(variant: str, changes: Mapping, recipe: TrainConfig, seeds: list[int]) -> list[StudyRun]:
     changes = dict(changes)
     seeds = changes.pop("seeds", seeds)
     try:
+        check_seeds(seeds)
         config = replace(recipe, **check_keys(changes))
         return [StudyRun(variant, seed, replace(config, seed=seed)) for seed in seeds]
     except ValueError as error:
@@ -76,13 +99,22 @@ def placed(one: StudyRun, *, data_dir: str | None, output: str | Path) -> StudyR
 
 
 def train_all(runs: list[StudyRun], *, processes: int, threads: int = 1) -> dict[str, dict[int, dict]]:
-    """Train every run, several at once, each in a process of its own. Returns: {variant: {seed: what `run` returns}}."""
+    """Train every run, several at once, each in a process of its own.
+
+    Returns: {variant: {seed: what `run` returns}}.
+    Raises: StudyFailed that names the runs that failed, when the others have come to their end.
+    """
     os.environ["TQDM_DISABLE"] = "1"  # the processes' bars would draw over each other; each says a line per epoch
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        done = list(pool.map(train_one, runs, [threads] * len(runs)))
     results: dict[str, dict[int, dict]] = {}
-    for one, result in zip(runs, done, strict=True):
-        results.setdefault(one.variant, {})[one.seed] = result
+    failed = []
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for one, future in [(one, pool.submit(train_one, one, threads)) for one in runs]:
+            if error := future.exception():
+                failed.append(f"{one.variant} seed {one.seed}: {error}")
+            else:
+                results.setdefault(one.variant, {})[one.seed] = future.result()
+    if failed:
+        raise StudyFailed(f"{len(failed)} of {len(runs)} runs failed; {'; '.join(failed)}")
     return results
 
 

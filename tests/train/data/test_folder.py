@@ -9,6 +9,8 @@ from torch.utils.data import DataLoader
 from tests.train.helpers import write_image
 from vit_prune.train.data import IGNORED, UnreadableImage, broken, broken_count, check_same_classes, create_dataset, reset_broken
 
+CPU = torch.device("cpu")
+
 
 def open_folder(root, split="train", **options):
     return create_dataset("folder", str(root), split, **options)
@@ -153,7 +155,7 @@ def partly_broken(image_folder):
 def test_without_skip_broken_the_count_is_0(partly_broken):
     dataset = open_folder(partly_broken)
     reset_broken(dataset)
-    assert broken_count(dataset) == broken_count(create_dataset("synthetic/2", None, "val", skip_broken=True)) == 0
+    assert broken_count(dataset, CPU) == broken_count(create_dataset("synthetic/2", None, "val", skip_broken=True), CPU) == 0
 
 
 def test_in_training_the_next_readable_image_and_its_class_take_the_place(partly_broken):
@@ -179,9 +181,9 @@ def test_each_broken_file_is_named_and_counted_once_over_all_epochs(partly_broke
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             _ = [dataset[index] for index in range(5)]
-            assert broken_count(dataset) == 2
+            assert broken_count(dataset, CPU) == 2
             reset_broken(dataset)
-            assert broken_count(dataset) == 0
+            assert broken_count(dataset, CPU) == 0
     assert len(caplog.messages) == 2
     assert all("cannot read the image" in message and f"a/{number}.png" in message for number, message in enumerate(caplog.messages, 1))
 
@@ -192,7 +194,7 @@ def test_what_the_workers_meet_is_counted_in_the_main_process(partly_broken, met
     dataset.transform = to_pixels
     targets = [target for _, target in DataLoader(dataset, batch_size=None, num_workers=1 if method == "spawn" else 2, multiprocessing_context=method)]
     assert [int(target) for target in targets] == [0, -1, -1, 1, 1]
-    assert broken_count(dataset) == 2
+    assert broken_count(dataset, CPU) == 2
 
 
 def test_a_set_with_nothing_readable_stops_instead_of_searching_for_ever(image_folder, monkeypatch):
@@ -214,7 +216,7 @@ def test_without_shared_memory_one_process_counts_and_a_worker_says_what_to_do(p
     dataset = open_folder(partly_broken, "val", skip_broken=True)
     dataset.transform = to_pixels
     assert dataset[1][1] == IGNORED
-    assert broken_count(dataset) == 1
+    assert broken_count(dataset, CPU) == 1
     loader = iter(DataLoader(dataset, batch_size=None, sampler=[1], num_workers=1))
     with pytest.raises(OSError, match="use --workers 0, or leave out skip_broken"):
         next(loader)

@@ -15,6 +15,8 @@ from timm.data import create_loader
 from tests.train.helpers import write_image
 from vit_prune.train.data import IGNORED, UnreadableImage, broken_count, check_same_classes, create_dataset
 
+CPU = torch.device("cpu")
+
 NAMES = ["cat", "dog", "owl"]
 
 
@@ -122,7 +124,7 @@ def test_hfds_skips_broken_images_where_asked(parquet, tmp_path):
     train, val = (create_dataset(name, str(tmp_path), split, skip_broken=True) for split in ("train", "val"))
     assert values(train) == [(10, 0), (30, 2), (30, 2)]
     assert values(val) == [(10, 0), (0, IGNORED), (30, 2)]
-    assert (broken_count(train), broken_count(val)) == (1, 1)
+    assert (broken_count(train, CPU), broken_count(val, CPU)) == (1, 1)
 
 
 def test_hfids_gives_every_image_once_over_two_workers(parquet, tmp_path):
@@ -297,7 +299,7 @@ def test_a_folder_through_torchvision_is_converted_and_skips_as_a_folder_does(im
     (root / "val/a/1.png").write_bytes(b"no image")
     dataset = create_dataset("torch/image_folder", str(root), "val", skip_broken=True)
     assert values(dataset) == [(99, 0), (0, IGNORED)]
-    assert broken_count(dataset) == 1
+    assert broken_count(dataset, CPU) == 1
     with pytest.raises(UnreadableImage, match=r"val/a/1\.png"):
         create_dataset("torch/image_folder", str(root), "val")[1]
 

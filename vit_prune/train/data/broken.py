@@ -5,10 +5,12 @@ from collections.abc import Callable
 from multiprocessing import RawArray
 
 import numpy as np
+import torch
 from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
 
 from vit_prune.train.data.images import UnreadableImage
+from vit_prune.train.distributed import largest_over_ranks
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +29,9 @@ class BrokenImages:
             self._flags, self._shared = bytearray(size), False  # serves as long as one process loads the images
 
     @property
-    def count(self) -> int:
-        """Different images that could not be read since the last reset."""
-        return int(np.count_nonzero(np.frombuffer(self._flags, dtype=np.uint8) & COUNTED))
+    def flags(self) -> np.ndarray:
+        """[size], True where an image could not be read since the last reset."""
+        return np.frombuffer(self._flags, dtype=np.uint8) & COUNTED > 0
 
     def reset(self) -> None:
         """Count from 0 again; what was named once is not named again."""
@@ -41,7 +43,7 @@ class BrokenImages:
         if not self._shared and get_worker_info() is not None:
             raise OSError("skip_broken counts in memory that the workers share, and there is none here: use --workers 0, or leave out skip_broken")
         if not self._flags[index] & NAMED:
-            log.warning("skipped: %s", error)
+            log.error("skipped: %s", error)  # heard from every process of a run, not from the first alone
         self._flags[index] = NAMED | COUNTED
 
 
@@ -81,10 +83,11 @@ class DecodedImages(Dataset):
         raise UnreadableImage(f"{tries} images in a row, the last being this one: {error}")
 
 
-def broken_count(dataset: Dataset) -> int:
-    """Different images that could not be read since the last reset; 0 for a set that does not skip them, or has none that could break."""
-    counter = getattr(dataset, "broken", None)
-    return 0 if counter is None else counter.count
+def broken_count(dataset: Dataset, device: torch.device) -> int:
+    """Different images that no process of the run could read since the last reset; 0 for a set that does not skip them, or has none that could break."""
+    if getattr(dataset, "broken", None) is None:
+        return 0
+    return int(largest_over_ranks(torch.from_numpy(dataset.broken.flags.astype(np.uint8)).to(device)).sum())
 
 
 def reset_broken(dataset: Dataset) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vit_prune.train.distributed import sum_over_ranks
-from vit_prune.train.engine import progress_bar
+from vit_prune.train.progress import progress_bar
 
 TOP_K = 5
 

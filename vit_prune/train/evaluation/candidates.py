@@ -13,10 +13,11 @@ from vit_prune.methods.stack import columns_methods, prune_stacks
 from vit_prune.patch import set_keep
 from vit_prune.train.build import build_model
 from vit_prune.train.checks import few
+from vit_prune.train.labels import check_classes, label_names
 
 log = logging.getLogger(__name__)
 
-COLUMNS_FIELDS = ("rule", "importance", "sampling", "dropped", "tau")
+RULE_FIELDS = ("rule", "importance", "sampling", "dropped", "tau")
 
 
 @dataclass(frozen=True)
@@ -74,29 +75,6 @@ def load_model(path: str, *, model: str | None, img_size: int | None, dense: boo
     return built
 
 
-def label_names(model: nn.Module) -> tuple[str, ...] | None:
-    """The class names in training order; None where the checkpoint has none, or more than outputs, which are another head's."""
-    names = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
-    known = isinstance(names, (list, tuple)) and 0 < len(names) <= model.num_classes
-    return tuple(map(str, names)) if known else None
-
-
-def check_classes(path: str, model: nn.Module, classes: tuple[str, ...], names: tuple[str, ...] | None) -> None:
-    """Raises: ValueError for other classes in the checkpoint than in the data, or, where it lists none, another number of them."""
-    if names is None:
-        if model.num_classes != len(classes):
-            raise ValueError(f"{path} has {model.num_classes} classes, the data has {len(classes)}")
-        return
-    if names == classes:
-        return
-    here, there = set(names), set(classes)
-    if here != there:
-        only = [few(name for name in one if name not in other) for one, other in ((names, there), (classes, here))]
-        raise ValueError(f"the classes of {path} are not the data's: only in the checkpoint {only[0]}; only in the data {only[1]}")
-    moved = few(f"{name} ({index} and {classes.index(name)})" for index, name in enumerate(names) if classes[index : index + 1] != (name,))
-    raise ValueError(f"{path} numbers the data's classes in another order: {moved}; a folder takes the checkpoint's order from --class-map")
-
-
 def check_schedules(path: str, model: nn.Module, schedules: tuple[str | None, ...]) -> None:
     """Raises: ValueError that names the checkpoint, for a schedule that does not fit it. The last one stays set."""
     try:
@@ -127,7 +105,7 @@ def describe(model: nn.Module) -> dict:
     """{"keep": the schedule, as text, "rule", "importance", "sampling", "dropped", "tau": of Columns, None without, "query_key_free": blocks}."""
     columns = columns_methods(model)
     config = columns[0].config if columns else None
-    fields = {name: getattr(config, name, None) for name in COLUMNS_FIELDS}
+    fields = {name: getattr(config, name, None) for name in RULE_FIELDS}
     return {"keep": keep_of(model), **fields, "query_key_free": sum(stack.query_key_free for stack in prune_stacks(model))}
 
 

@@ -98,7 +98,7 @@ class EvaluateConfig:
         return ("1", *self.eval_keep) if self.table == "training-inference" else self.eval_keep or (None,)
 
     @property
-    def autocast(self) -> str | None:
+    def autocast_dtype(self) -> str | None:
         """amp_dtype where amp is on."""
         return self.amp_dtype if self.amp else None
 

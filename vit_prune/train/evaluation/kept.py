@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from vit_prune.methods.base import KeptColumns
 from vit_prune.methods.stack import Prune, prune_stacks
 from vit_prune.train.distributed import sum_over_ranks
+from vit_prune.train.statistics import num_columns
 
 
 class KeptCounter:
@@ -71,10 +72,3 @@ class KeptCounter:
             "columns_spread": math.sqrt(variance) / blocks,
             "columns_per_block": [columns / images for columns in per_block],
         }
-
-
-def num_columns(kept: KeptColumns, batch: int) -> Tensor:
-    """M of each image, [B]: all columns of the padded batch but those that a bias of -inf hides."""
-    if kept.bias is None:
-        return torch.full((batch,), kept.x.shape[1], device=kept.x.device)
-    return (~kept.bias.isneginf()).all(1).sum(-1).expand(batch)

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from vit_prune.methods.stack import columns_methods
 from vit_prune.train.data import broken_count, create_dataset
-from vit_prune.train.distributed import is_primary, sum_over_ranks, world_size
+from vit_prune.train.distributed import is_primary, world_size
 from vit_prune.train.evaluation.candidates import check_schedules, check_seeds, load_model
 from vit_prune.train.evaluation.config import EvaluateConfig
 from vit_prune.train.evaluation.results import UNITS, combine, measure
@@ -32,7 +32,7 @@ def run_evaluation(config: EvaluateConfig, device: torch.device) -> dict:
     models = load_models(config, tuple(map(str, dataset.classes)))
     with explained():
         rows = evaluate_all(config, models, dataset, device)
-    report = make_report(config, rows, device, broken=count_broken(dataset, device))
+    report = make_report(config, rows, device, broken=broken_count(dataset, device))
     if is_primary():
         write_files(config, report)
     return report
@@ -55,7 +55,7 @@ def load_models(config: EvaluateConfig, classes: tuple[str, ...]) -> Models:
 
 def evaluate_all(config: EvaluateConfig, models: Models, dataset: Dataset, device: torch.device) -> list[dict]:
     """The rows in the order of checkpoints, then schedules. A loader serves as long as the models take the same images."""
-    autocast_dtype = None if config.autocast is None else getattr(torch, config.autocast)
+    autocast_dtype = None if config.autocast_dtype is None else getattr(torch, config.autocast_dtype)
     rows, data, loader = [], None, None
     for candidate, seeds in zip(config.candidates, models, strict=True):
         measured = []
@@ -66,11 +66,6 @@ def evaluate_all(config: EvaluateConfig, models: Models, dataset: Dataset, devic
             measured.append([measure(path, model, keep, loader, device, autocast_dtype=autocast_dtype) for keep in config.schedules])
         rows += [combine(candidate, seeds, of_seeds) for of_seeds in zip(*measured, strict=True)]
     return rows
-
-
-def count_broken(dataset: Dataset, device: torch.device) -> int:
-    """Images that could not be read, by all processes."""
-    return int(sum_over_ranks(torch.tensor(broken_count(dataset), device=device)))
 
 
 def make_report(config: EvaluateConfig, rows: list[dict], device: torch.device, *, broken: int) -> dict:
@@ -85,7 +80,7 @@ def make_report(config: EvaluateConfig, rows: list[dict], device: torch.device, 
         "images": rows[0]["images"],
         "broken_images": broken,
         "device": str(device),
-        "autocast": config.autocast,
+        "autocast": config.autocast_dtype,
         "batch_size": config.batch_size,
         "ranks": world_size(),
         "units": UNITS,
