@@ -11,7 +11,7 @@ from vit_prune.methods.base import Method
 from vit_prune.train import build
 from vit_prune.train.engine import Training, TrainingDiverged, train_one_epoch
 from vit_prune.train.evaluation.accuracy import evaluate
-from vit_prune.train.losses import Loss
+from vit_prune.train.losses import Loss, create_loss
 
 CPU = torch.device("cpu")
 
@@ -214,7 +214,7 @@ def test_the_two_outputs_of_a_distilled_model_in_training_weigh_the_same():
 )
 def test_mixup_smooths_its_own_targets_so_that_the_loss_does_not_smooth_again(tiny_config, settings, loss):
     config = tiny_config(**settings)
-    assert type(build.create_loss(config, linear_model(), CPU).labels).__name__ == loss
+    assert type(create_loss(config, linear_model(), CPU).labels).__name__ == loss
     mixup = build.create_mixup(config, 3)
     if mixup is not None:
         assert mixup.label_smoothing == config.smoothing

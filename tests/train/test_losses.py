@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from vit_prune import checkpoint
-from vit_prune.train import build
-from vit_prune.train.losses import Distillation, Loss
+from vit_prune.train import losses
+from vit_prune.train.losses import Distillation, Loss, create_loss
 from vit_prune.train.run import run
 
 CPU = torch.device("cpu")
@@ -74,9 +74,7 @@ def test_a_run_distils_from_a_saved_model_and_from_a_file_of_weights(tiny_config
     result = run(tiny_config(teacher=str(tmp_path / "teacher"), kd_temperature=3.0, epochs=2))
     assert result["last"]["epoch"] == 2
     torch.save(timm.create_model("vit_mini28", num_classes=2).state_dict(), tmp_path / "teacher.pth")
-    loss = build.create_loss(
-        tiny_config(teacher="vit_mini28", teacher_checkpoint=str(tmp_path / "teacher.pth")), timm.create_model("vit_mini28", num_classes=2), CPU
-    )
+    loss = create_loss(tiny_config(teacher="vit_mini28", teacher_checkpoint=str(tmp_path / "teacher.pth")), timm.create_model("vit_mini28", num_classes=2), CPU)
     assert loss.teacher.teacher.model.num_classes == 2
 
 
@@ -88,9 +86,9 @@ def test_a_teacher_of_other_classes_is_refused_before_the_first_batch(tiny_confi
 
 def test_a_pretrained_teacher_keeps_the_head_that_it_was_trained_with(tiny_config, monkeypatch):
     asked = []
-    monkeypatch.setattr(build, "build_model", lambda name, **kwargs: asked.append(kwargs) or timm.create_model(name, num_classes=1000))
+    monkeypatch.setattr(losses, "build_model", lambda name, **kwargs: asked.append(kwargs) or timm.create_model(name, num_classes=1000))
     with pytest.raises(ValueError, match="the teacher vit_mini28 has 1000 classes, the model has 2"):
-        build.create_loss(tiny_config(teacher="vit_mini28"), timm.create_model("vit_mini28", num_classes=2), CPU)
+        create_loss(tiny_config(teacher="vit_mini28"), timm.create_model("vit_mini28", num_classes=2), CPU)
     assert asked == [{"pretrained": True}]
 
 
@@ -102,7 +100,7 @@ def test_a_teacher_of_another_image_size_is_refused_before_the_first_batch(tiny_
 
 def test_the_distilled_models_second_head_is_switched_on_by_a_teacher_and_evaluated_as_one(tiny_config):
     model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1, num_classes=2)
-    build.create_loss(tiny_config(), model, CPU)
+    create_loss(tiny_config(), model, CPU)
     assert isinstance(model.train()(torch.zeros(1, 3, 32, 32)), torch.Tensor)
     model.set_distilled_training(True)
     assert len(model.train()(torch.zeros(1, 3, 32, 32))) == 2

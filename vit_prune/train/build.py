@@ -1,12 +1,10 @@
-"""From a TrainConfig to what trains: the model and its wrappers, its optimizer, the schedule of its learning rate, mixup and the loss."""
+"""From a TrainConfig to what trains: the model and its wrappers, its optimizer, the schedule of its learning rate, and mixup."""
 
 import logging
-from pathlib import Path
 
 import timm
 import torch
 from timm.data import Mixup
-from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
@@ -19,9 +17,6 @@ from vit_prune.train.checks import check_name, few
 from vit_prune.train.config import TrainConfig
 from vit_prune.train.distributed import world_size
 from vit_prune.train.keeping import apply_keep
-from vit_prune.train.labels import check_classes, label_names
-from vit_prune.train.loaders import data_config
-from vit_prune.train.losses import Distillation, Loss
 from vit_prune.train.update import Update
 
 log = logging.getLogger(__name__)
@@ -143,40 +138,6 @@ def create_mixup(config: TrainConfig, num_classes: int) -> Mixup | None:
     if not config.mixup and not config.cutmix:
         return None
     return Mixup(mixup_alpha=config.mixup, cutmix_alpha=config.cutmix, label_smoothing=config.smoothing, num_classes=num_classes)
-
-
-def create_loss(config: TrainConfig, model: nn.Module, device: torch.device) -> Loss:
-    """The training loss: mixup smooths its targets itself. Raises: ValueError, OSError for a teacher that is not to be had."""
-    if config.mixup or config.cutmix:
-        labels = SoftTargetCrossEntropy()
-    else:
-        labels = LabelSmoothingCrossEntropy(config.smoothing) if config.smoothing else nn.CrossEntropyLoss()
-    if config.teacher is None:
-        return Loss(labels)
-    if hasattr(model, "set_distilled_training"):
-        model.set_distilled_training(True)
-    teacher = load_teacher(config, model)
-    distillation = Distillation(teacher, model, kind=config.distillation, temperature=config.kd_temperature, weight=config.distill_loss_weight, device=device)
-    return Loss(labels, distillation, config.task_loss_weight)
-
-
-def load_teacher(config: TrainConfig, student: nn.Module) -> nn.Module:
-    """Raises: ValueError for a teacher of other classes or another image size; OSError."""
-    if Path(config.teacher).is_dir():
-        teacher = checkpoint.load(config.teacher)
-    elif config.teacher_checkpoint is None:
-        teacher = build_model(config.teacher, pretrained=True)  # with the head that it was trained with
-    else:
-        teacher = build_model(config.teacher, num_classes=student.num_classes)
-        log.info(checkpoint.load_weights(teacher, config.teacher_checkpoint, purpose="evaluate"))
-    if teacher.num_classes != student.num_classes:
-        raise ValueError(f"the teacher {config.teacher} has {teacher.num_classes} classes, the model has {student.num_classes}")
-    if label_names(teacher) and label_names(student):
-        check_classes(config.teacher, teacher, label_names(student), label_names(teacher))
-    sizes = [data_config(model)["input_size"] for model in (teacher, student)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"the teacher {config.teacher} takes images of {sizes[0][1]} x {sizes[0][2]}, the model of {sizes[1][1]} x {sizes[1][2]}")
-    return teacher
 
 
 def pick_device(name: str | None) -> torch.device:

@@ -16,6 +16,7 @@ from vit_prune.train.data import augmentation, check_same_classes, create_datase
 from vit_prune.train.distributed import from_primary
 from vit_prune.train.engine import Training
 from vit_prune.train.loaders import data_config, eval_loader, train_loader
+from vit_prune.train.losses import create_loss
 from vit_prune.train.state import new_name
 
 
@@ -65,7 +66,7 @@ def dataset(config: TrainConfig, split: str) -> Dataset:
 def create_training(config: TrainConfig, model: nn.Module, device: torch.device, batches: int) -> Training:
     optimizer = build.create_optimizer(config, model)
     updates_per_epoch = math.ceil(batches / config.grad_accum_steps)
-    loss = build.create_loss(config, model, device)  # a teacher may switch the model's second head on
+    loss = create_loss(config, model, device)  # a teacher may switch the model's second head on
     ema = ModelEmaV3(model, decay=config.model_ema_decay, use_warmup=config.model_ema_warmup) if config.model_ema else None
     return Training(
         model=model,

@@ -1,11 +1,22 @@
 """The loss of a batch: of its labels, and of a teacher's outputs (distillation, arXiv 1503.02531 and 2012.12877)."""
 
+import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.task.distillation import DistillationTeacher
 from torch import Tensor, nn
+
+from vit_prune import checkpoint
+from vit_prune.train.build import build_model
+from vit_prune.train.config import TrainConfig
+from vit_prune.train.labels import check_classes, label_names
+from vit_prune.train.loaders import data_config
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -49,3 +60,37 @@ class Distillation(nn.Module):
         T = self.temperature
         student, teacher = F.log_softmax(logits.float() / T, dim=1), F.log_softmax(wanted.float() / T, dim=1)
         return self.weight * T * T * F.kl_div(student, teacher, log_target=True, reduction="batchmean")
+
+
+def create_loss(config: TrainConfig, model: nn.Module, device: torch.device) -> Loss:
+    """The training loss: mixup smooths its targets itself. Raises: ValueError, OSError for a teacher that is not to be had."""
+    if config.mixup or config.cutmix:
+        labels = SoftTargetCrossEntropy()
+    else:
+        labels = LabelSmoothingCrossEntropy(config.smoothing) if config.smoothing else nn.CrossEntropyLoss()
+    if config.teacher is None:
+        return Loss(labels)
+    if hasattr(model, "set_distilled_training"):
+        model.set_distilled_training(True)
+    teacher = load_teacher(config, model)
+    distillation = Distillation(teacher, model, kind=config.distillation, temperature=config.kd_temperature, weight=config.distill_loss_weight, device=device)
+    return Loss(labels, distillation, config.task_loss_weight)
+
+
+def load_teacher(config: TrainConfig, student: nn.Module) -> nn.Module:
+    """Raises: ValueError for a teacher of other classes or another image size; OSError."""
+    if Path(config.teacher).is_dir():
+        teacher = checkpoint.load(config.teacher)
+    elif config.teacher_checkpoint is None:
+        teacher = build_model(config.teacher, pretrained=True)  # with the head that it was trained with
+    else:
+        teacher = build_model(config.teacher, num_classes=student.num_classes)
+        log.info(checkpoint.load_weights(teacher, config.teacher_checkpoint, purpose="evaluate"))
+    if teacher.num_classes != student.num_classes:
+        raise ValueError(f"the teacher {config.teacher} has {teacher.num_classes} classes, the model has {student.num_classes}")
+    if label_names(teacher) and label_names(student):
+        check_classes(config.teacher, teacher, label_names(student), label_names(teacher))
+    sizes = [data_config(model)["input_size"] for model in (teacher, student)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"the teacher {config.teacher} takes images of {sizes[0][1]} x {sizes[0][2]}, the model of {sizes[1][1]} x {sizes[1][2]}")
+    return teacher
