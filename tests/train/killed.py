@@ -81,6 +81,7 @@ MOMENTS = {
     "between resume.pt and the checkpoints": in_epoch(3, checkpoint, "save"),
     "between the weights and the config of last": renaming("last/config.json"),
     "before the summary": in_epoch(2, state, "as_csv"),
+    "with two workers": at_update(2 * UPDATES_PER_EPOCH + 2),
 }
 
 
@@ -133,7 +134,8 @@ def main(data_dir: str, output: str) -> None:
     Path(output).mkdir(parents=True)
     ends = {"whole": [train(config("whole"))], "two workers": [train(config("two workers", workers=2))]}
     for name, moment in MOMENTS.items():
-        ends[name] = [train(config(name), moment), train(config(name))]
+        one = config(name, workers=2 if "workers" in name else 0)
+        ends[name] = [train(one, moment), train(one)]
     (Path(output) / "ends.json").write_text(json.dumps(ends))
 
 

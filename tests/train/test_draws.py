@@ -26,6 +26,11 @@ def test_an_order_is_the_same_again_and_another_in_another_epoch_or_with_another
     assert len(set(indices)) == len(indices) == 8  # what does not fill a batch is left out
 
 
+def test_an_epoch_is_made_of_whole_updates_so_that_accumulation_stands_for_processes():
+    """10 images, 2 in a batch: two updates of 2 batches, one of 3, and of 7 batches, which there are not, what there is."""
+    assert [len(sampler(batch_size=2, batches=batches)) for batches in (2, 3, 7)] == [8, 6, 10]
+
+
 def test_repeated_images_are_other_draws_of_fewer_images_in_an_epoch_of_the_same_length():
     draws = sampler(repeats=3)
     assert len(draws) == 8

@@ -186,6 +186,20 @@ def test_methods_hear_the_share_of_training_done_before_each_step(tiny_config):
     assert listener.heard == pytest.approx([0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6])
 
 
+def test_no_two_batches_of_all_processes_draw_the_same_random_columns(tiny_config, monkeypatch):
+    """The share of training that is done is the key of the draws: each batch of each process has its own, in order."""
+    from vit_prune.train import engine
+
+    heard = []
+    monkeypatch.setattr(engine, "set_progress", lambda _, progress: heard.append(progress))
+    monkeypatch.setattr(engine, "world_size", lambda: 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(engine, "rank", lambda rank=rank: rank)
+        train_one_epoch(training(linear_model(), tiny_config(), accumulate=3), loader(12), 0)
+    assert sorted(heard) == pytest.approx([place / 6 for place in range(6)])
+    assert heard == pytest.approx([0, 2 / 6, 4 / 6, 1 / 6, 3 / 6, 5 / 6])
+
+
 def test_an_optimizer_built_before_the_patch_is_refused_with_the_parameter_that_it_lacks():
     import vit_prune as vp
 

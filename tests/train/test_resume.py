@@ -117,7 +117,7 @@ def test_a_complete_run_says_so_and_keeps_its_results(interrupted, tiny_config, 
         ({"model_kwargs": {"depth": 3, "embed_dim": 16, "num_heads": 2}}, "cannot resume with model_kwargs"),
         ({"opt": "sgd"}, "cannot resume with opt 'adamw' -> 'sgd'"),
         ({"model_ema": True}, "cannot resume with model_ema False -> True"),
-        ({"keep": 0.5}, "cannot resume with keep None -> '0.5'"),
+        ({"keep": 0.5}, "cannot resume with keep '1' -> '0.5'"),
         ({"momentum": 0.5}, "cannot resume with momentum 0.9 -> 0.5"),
     ],
     ids=["model", "depth", "optimizer", "average", "keep", "momentum"],
@@ -178,7 +178,36 @@ def test_another_peak_rate_takes_effect_and_is_told(interrupted, tiny_config, ca
 
 
 def test_two_processes_do_not_train_in_one_folder(interrupted, tiny_config):
-    folder = RunFolder(interrupted[1])
-    folder.open()
-    with pytest.raises(BlockingIOError, match=r"another process trains in .*run: wait for its end, or give another --experiment"):
-        run(tiny_config(epochs=3, resume="auto"))
+    hold = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    other = subprocess.Popen([sys.executable, "-c", hold, f"{interrupted[1]}/.lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError, match=r"another process trains in .*run: wait for its end, or give another --experiment"):
+            run(tiny_config(epochs=3, resume="auto"))
+    assert run(tiny_config(epochs=3, resume="auto"))["last"]["epoch"] == 3
+
+
+def test_other_classes_of_the_same_number_are_refused(interrupted, tiny_config, image_folder):
+    data = image_folder({"train/a": 4, "train/c": 4, "val/a": 2, "val/c": 2})
+    with pytest.raises(ValueError, match="the classes of the run are not the data's: only in the checkpoint b; only in the data c"):
+        run(tiny_config(epochs=3, resume="auto", data_dir=str(data)))
+
+
+def test_another_number_of_images_is_told(interrupted, tiny_config, image_folder, caplog):
+    data = image_folder({"train/a": 6, "train/b": 4, "val/a": 2, "val/b": 2})
+    with caplog.at_level(logging.INFO):
+        run(tiny_config(epochs=3, resume="auto", data_dir=str(data)))
+    assert "images 8 -> 10" in caplog.text
+
+
+def test_the_weights_that_a_run_started_from_may_be_gone_when_it_is_resumed(tiny_config, tmp_path):
+    source = run(tiny_config(experiment="source"))["folder"]
+    start = Path(source).rename(tmp_path / "start")
+    settings = {"initial_checkpoint": str(start / "last"), "epochs": 1}
+    run(tiny_config(**settings))
+    start.rename(tmp_path / "gone")
+    assert run(tiny_config(**settings | {"epochs": 2}, resume="auto"))["last"]["epoch"] == 2
+
+
+def test_all_columns_said_or_unsaid_are_the_same_run(interrupted, tiny_config):
+    assert run(tiny_config(epochs=3, keep="1", resume="auto"))["last"]["epoch"] == 3

@@ -36,6 +36,8 @@ def build_model(name: str, **kwargs) -> nn.Module:
 def create_model(config: TrainConfig, num_classes: int) -> nn.Module:
     """The model of a recipe, with the weights that it starts from. Raises: ValueError, OSError."""
     kwargs = config.pruning_kwargs() | config.model_kwargs
+    if config.importance == "random" or config.sampling == "gumbel":
+        kwargs = {"seed": config.seed, **kwargs}
     if config.eval_keep is not None:
         kwargs = {"keep": "1", **kwargs}  # a model without Columns says here that it takes no keep
     if config.img_size is not None:
@@ -76,7 +78,8 @@ def freeze(model: nn.Module, config: TrainConfig) -> None:
 def wrap(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
     """The model inside DDP where there are several processes, and inside torch.compile where that is asked for."""
     if world_size() > 1:
-        model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())  # other buffers are each process's own
+        model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=has_statistics)
     if config.torchcompile is not None:
         check_name("backend of torchcompile", config.torchcompile, torch.compiler.list_backends(exclude_tags=()))
         limit = torch._dynamo.config.recompile_limit

@@ -68,13 +68,13 @@ class TrainConfig:
         epochs: passes over the training images
         opt: an optimizer of timm
         lr: peak learning rate (None: lr_base x images per update / lr_base_size)
-        lr_base: peak learning rate for lr_base_size images per update, over all processes and accumulated steps
+        lr_base: peak learning rate for lr_base_size images per update, over all processes and accumulated steps; linear in them for every optimizer
         lr_base_size: see lr_base
         layer_decay: each block learns at this share of the rate of the block after it (None: all alike)
         weight_decay: not on vectors (biases, norms) and position embeddings; the token bias, a matrix, decays as the other matrices do
         momentum: of the optimizers that have one
         clip_grad: largest norm of the gradient, or what clip_mode says (None: no clipping)
-        clip_mode: norm, value or agc
+        clip_mode: norm, value or agc (of all weights, the head's too)
         grad_accum_steps: batches per update of the weights
         max_skipped_steps: updates in a row that may be left out because their gradient is no number, before the run stops
         amp: compute in amp_dtype where that is safe, in float32 elsewhere
@@ -94,7 +94,7 @@ class TrainConfig:
         warmup_lr: learning rate at the start of the warm-up
         min_lr: learning rate at the end
         no_aug: resize and crop the centre, nothing random
-        scale: area of the random crop (None: by data set, see docs/training.md)
+        scale: area of the random crop (None: by data set, see docs/data.md)
         ratio: aspect ratio of the random crop (None: by data set)
         hflip: probability of a mirror image (None: by data set; a mirrored digit is another digit)
         color_jitter: strength (None: by data set)
@@ -247,7 +247,7 @@ class TrainConfig:
         defaults = {item.name: item.default for item in fields(self)}
         for name, needed in NEEDS.items():
             if getattr(self, name) != defaults[name] and not getattr(self, needed):
-                raise ValueError(f"{name} does nothing without {needed}: give both, or neither")
+                raise ValueError(f"{name} {getattr(self, name)} does nothing without {needed}: give {needed} too, or leave {name} at {defaults[name]}")
         own = {item.name for item in fields(self)} | {"drop_rate", "drop_path_rate"}
         if twice := sorted(own & self.model_kwargs.keys()):
             raise ValueError(f"model_kwargs repeats {', '.join(twice)}, which has a flag of its own")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from timm.utils.distributed import init_distributed_device_so
+from timm.utils.distributed import init_distributed_device_so, world_info_from_env
 from torch import Tensor
 
 
@@ -29,15 +29,20 @@ def process_group(device: str) -> Iterator[torch.device]:
         yield own
     finally:
         logging.getLogger().setLevel(level)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    if dist.is_initialized():  # not after an error: the others are in the middle of a sum, and to end together with them could wait for ever
+        dist.destroy_process_group()
 
 
 def check_device_count(device: str) -> None:
     """Raises: ValueError for a process that has no GPU of its own."""
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    local_rank, _, _ = world_info_from_env()
     if device.startswith("cuda") and local_rank >= torch.cuda.device_count():
         raise ValueError(f"this node has {torch.cuda.device_count()} GPUs and at least {local_rank + 1} processes: lower --nproc-per-node")
+
+
+def processes_on_this_machine() -> int:
+    """As torchrun or SLURM says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1)
 
 
 def rank() -> int:

@@ -26,17 +26,19 @@ class Draw(NamedTuple):
 class EpochSampler(Sampler[Draw]):
     """A new order in each epoch, the same everywhere; each of the processes takes every world_size-th draw of it.
 
-    The draws of one update over all processes are the same set for any number of them. What does not fill a global batch is left out.
+    The draws of one update over all processes are the same set for any number of them. What does not fill an update is left out, or where the
+    set is smaller than one, what does not fill a batch of all processes.
 
     Args:
-        num_images: in the data set. batch_size: per process.
+        num_images: in the data set. batch_size: per process. batches: of each process in an update.
         repeats: each image comes so often, and an epoch has as many draws as without (repeated augmentation, arXiv 1902.05509).
     """
 
-    def __init__(self, num_images: int, *, batch_size: int, seed: int, repeats: int = 1) -> None:
+    def __init__(self, num_images: int, *, batch_size: int, seed: int, batches: int = 1, repeats: int = 1) -> None:
         self.num_images, self.seed, self.repeats, self.epoch = num_images, seed, repeats, 0
         self.rank, self.world_size = rank(), world_size()
-        self.length = num_images // (batch_size * self.world_size) * batch_size
+        whole = num_images // (batch_size * self.world_size)  # batches of all processes
+        self.length = (whole // batches * batches or whole) * batch_size
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

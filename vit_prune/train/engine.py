@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vit_prune.methods.base import set_progress
-from vit_prune.train.distributed import sum_over_ranks, world_size
+from vit_prune.train.distributed import rank, sum_over_ranks, world_size
 from vit_prune.train.losses import Loss
 from vit_prune.train.progress import progress_bar
 from vit_prune.train.update import Update
@@ -71,8 +71,7 @@ def train_one_epoch(training: Training, loader: DataLoader, epoch: int) -> dict[
     with progress_bar(f"epoch {epoch + 1}/{training.epochs}", loader) as bar:
         for number, group in enumerate(groups(loader, batches, training.accumulate)):
             done = epoch * updates + number
-            set_progress(training.model, done / (training.epochs * updates))
-            meter.add(*train_step(training, group))
+            meter.add(*train_step(training, group, done))
             lr = max(group["lr"] for group in training.optimizer.param_groups)
             training.scheduler.step_update(done + 1)
             bar.update(meter.images - bar.n)
@@ -91,11 +90,12 @@ def groups(loader: Iterable, batches: int, size: int) -> Iterable[tuple[Iterable
         yield islice(stream, here), here
 
 
-def train_step(training: Training, group: tuple[Iterable, int]) -> tuple[float, bool, int]:
+def train_step(training: Training, group: tuple[Iterable, int], number: int) -> tuple[float, bool, int]:
     """One update of the weights from the batches of a group. Returns: (loss, whether the weights moved, images of this process)."""
     batches, count = group
     total, images_seen = torch.zeros((), device=training.device), 0
     for index, (images, targets) in enumerate(batches):
+        set_progress(training.model, share_done(training, number + index / count))
         with synchronised(training.wrapped, index == count - 1):
             loss = forward_loss(training, images, targets) / count
             training.update.backward(loss)
@@ -106,6 +106,12 @@ def train_step(training: Training, group: tuple[Iterable, int]) -> tuple[float, 
     if moved and training.ema is not None:
         training.ema.update(training.model, step=training.updates_made)
     return total.item(), moved, images_seen
+
+
+def share_done(training: Training, updates: float) -> float:
+    """Of the whole training, in [0, 1]. The processes follow each other within a batch, so that each draws random columns of its own."""
+    place = rank() / (world_size() * training.accumulate)
+    return (updates + place) / (training.epochs * training.updates_per_epoch)
 
 
 def forward_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:

@@ -37,15 +37,19 @@ class Job:
         return self.training.model if self.training.ema is None else self.training.ema.module
 
 
-def prepare(config: TrainConfig, device: torch.device) -> Job:
-    """Build everything. Raises: ValueError or OSError for whatever can be refused before the first batch."""
+def prepare(config: TrainConfig, device: torch.device, *, fresh: bool = True) -> Job:
+    """Build everything. Raises: ValueError or OSError for whatever can be refused before the first batch.
+
+    Args: fresh: with the weights that the run starts from; a resumed one has its own, and those may be gone.
+    """
     if config.tensorboard:
         check_tensorboard()
     train, val = (dataset(config, split) for split in ("train", "val"))
     check_same_classes(train, val)
     config = resolve(config, train)
     random_seed(config.seed)
-    model = build.create_model(config, config.num_classes).to(device)
+    start = config if fresh else replace(config, pretrained=False, initial_checkpoint=None)
+    model = build.create_model(start, config.num_classes).to(device)
     model.pretrained_cfg = {**model.pretrained_cfg, "label_names": tuple(train.classes)}  # saved with the model, compared when it is evaluated
     build.check_saveable(model)
     data = data_config(model)

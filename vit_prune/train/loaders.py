@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vit_prune.train.config import TrainConfig
-from vit_prune.train.distributed import rank, world_size
+from vit_prune.train.distributed import processes_on_this_machine, rank, world_size
 from vit_prune.train.draws import Augmented, AugmentedStream, EpochSampler
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,8 @@ def train_loader(dataset: Dataset, config: TrainConfig, data: dict, device: torc
         source, sampler = AugmentedStream(dataset, config.seed), None
     else:
         source = Augmented(dataset, config.seed)
-        sampler = EpochSampler(len(dataset), batch_size=config.batch_size, seed=config.seed, repeats=max(1, config.aug_repeats))
+        settings = {"batch_size": config.batch_size, "batches": config.grad_accum_steps, "repeats": max(1, config.aug_repeats)}
+        sampler = EpochSampler(len(dataset), seed=config.seed, **settings)
     batches = loader(source, sampler, batch_size=config.batch_size, workers=config.workers, data=data, device=device, drop_last=True)
     return prefetch(batches, data, device, re_prob=config.reprob, re_mode="pixel")
 
@@ -106,7 +106,7 @@ def prefetch(batches: DataLoader, data: dict, device: torch.device, **erasing) -
 
 def check_shared_memory(workers: int, batch_bytes: int) -> None:
     """Raises: ValueError where the batches that the workers hold ready (uint8) do not fit into it: they would die of a bus error."""
-    workers *= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun's processes on this machine share it
+    workers *= processes_on_this_machine()  # which share it
     needed = workers * PREFETCHED * batch_bytes
     if not workers or not SHARED_MEMORY.is_dir():
         return

@@ -3,10 +3,13 @@
 import logging
 from pathlib import Path
 
+from torch.utils.data import IterableDataset
+
 from vit_prune.train.build import peak_lr
 from vit_prune.train.config import AUTO, TrainConfig
 from vit_prune.train.distributed import same_over_ranks, world_size
-from vit_prune.train.engine import Training
+from vit_prune.train.job import Job
+from vit_prune.train.labels import check_classes
 from vit_prune.train.recipe import plain
 from vit_prune.train.state import RECIPE, RESUME, History, RunFolder
 
@@ -17,7 +20,7 @@ SAME = (  # without these the weights, the optimizer's state or the average do n
     "model", "model_kwargs", "num_classes", "img_size", "per_head", "query_key_free", "rule", "tau", "importance", "dropped", "sampling",
     "keep", "eval_keep", "keep_warmup_epochs", "train_only", "opt", "momentum", "layer_decay", "weight_decay", "model_ema",
 )  # fmt: skip
-FREE = ("output", "experiment", "resume", "device", "workers", "data_dir", "log_interval", "tensorboard", "checkpoint_interval")  # change nothing
+FREE = ("output", "experiment", "resume", "device", "data_dir", "log_interval", "tensorboard", "checkpoint_interval")  # change nothing
 
 
 def run_path(config: TrainConfig) -> Path:
@@ -33,17 +36,20 @@ def recipe_of(run: str | Path) -> Path:
     return path
 
 
-def capture(config: TrainConfig, training: Training, history: History) -> dict:
+def capture(job: Job, history: History) -> dict:
     """All that the rest of the run depends on, in tensors and plain values. Orders and draws are functions of seed and epoch, and need no state."""
+    training = job.training
     return {
         "format": FORMAT,
-        "config": plain(config),
+        "config": plain(job.config),
         "world_size": world_size(),
+        "classes": [str(name) for name in job.train_set.classes],
+        "images": len(job.train_set),
+        "peak_lr": peak_lr(job.config),
         "rows": history.rows,
         "layers": history.layers,
         "updates_made": training.updates_made,
         "skipped_in_a_row": training.skipped_in_a_row,
-        "peak_lr": peak_lr(config),
         "model": training.model.state_dict(),
         "ema": None if training.ema is None else training.ema.module.state_dict(),
         "optimizer": training.optimizer.state_dict(),
@@ -51,9 +57,11 @@ def capture(config: TrainConfig, training: Training, history: History) -> dict:
     }
 
 
-def restore(state: dict, config: TrainConfig, training: Training) -> History:
-    """Put everything back. Raises: ValueError where something fits no more; nothing is changed where it is a setting."""
-    check_same(state, config)
+def restore(state: dict, job: Job) -> History:
+    """Put everything back. Raises: ValueError for a change that cannot be resumed from, before anything is changed; others are told."""
+    check_same(state, job)
+    tell(state, job)
+    training = job.training
     training.model.load_state_dict(state["model"])
     if training.ema is not None:
         training.ema.module.load_state_dict(state["ema"])
@@ -67,20 +75,31 @@ def restore(state: dict, config: TrainConfig, training: Training) -> History:
     return History(state["rows"], state["layers"])
 
 
-def check_same(state: dict, config: TrainConfig) -> None:
-    """Raises: ValueError for a change that cannot be resumed from; every other change is told."""
+def check_same(state: dict, job: Job) -> None:
+    """Raises: ValueError for other weights, another optimizer or other classes than the run began with."""
     if state.get("format") != FORMAT:
         raise ValueError(f"{RESUME} has format {state.get('format')!r}, this version reads {FORMAT}: finish the run with the version that began it")
-    now, then = plain(config), state["config"]
-    changed = {name: f"{name} {then.get(name)!r} -> {value!r}" for name, value in now.items() if then.get(name) != value and name not in FREE}
-    if fixed := [text for name, text in changed.items() if name in SAME]:
+    if fixed := [text for name, text in changes(state, job.config).items() if name in SAME]:
         raise ValueError(f"cannot resume with {', '.join(fixed)}: keep what the run began with, or start a new one with --initial-checkpoint")
-    told = list(changed.values())
+    check_classes("the run", job.training.model, tuple(map(str, job.train_set.classes)), tuple(state["classes"]))
+
+
+def changes(state: dict, config: TrainConfig) -> dict[str, str]:
+    """{field: what it was and is} of every setting that is another now."""
+    now, then = ({**values, "keep": values["keep"] or "1"} for values in (plain(config), state["config"]))
+    return {name: f"{name} {then.get(name)!r} -> {value!r}" for name, value in now.items() if then.get(name) != value}
+
+
+def tell(state: dict, job: Job) -> None:
+    """Say what goes on as it was and what does not. Raises: ValueError for a complete run with other settings."""
+    config, epoch = job.config, state["rows"][-1]["epoch"]
+    free = FREE if isinstance(job.train_set, IterableDataset) else (*FREE, "workers")  # a stream is divided among them
+    told = [text for name, text in changes(state, config).items() if name not in free]
     if world_size() != state["world_size"]:
         told.append(f"processes {state['world_size']} -> {world_size()} ({describe_batch(state, config)})")
-    if peak_lr(config) != state["peak_lr"]:
-        told.append(f"peak learning rate {state['peak_lr']:g} -> {peak_lr(config):g}")
-    epoch = state["rows"][-1]["epoch"]
+    for name, before, after in (("images", state["images"], len(job.train_set)), ("peak learning rate", state["peak_lr"], peak_lr(config))):
+        if before != after:
+            told.append(f"{name} {before:g} -> {after:g}")
     if told and epoch >= config.epochs:
         raise ValueError(f"the run is complete, with other settings: {'; '.join(told)}. Give the new one another --experiment")
     log.info(f"resumed after epoch {epoch} of {config.epochs}: weights, optimizer, scaler, average and the rows of the summary are kept")
@@ -94,12 +113,13 @@ def describe_batch(state: dict, config: TrainConfig) -> str:
     return f"{before} images per update, as before" if before == after else f"{before} -> {after} images per update"
 
 
-def find_state(folder: RunFolder, config: TrainConfig) -> dict | None:
+def find_state(config: TrainConfig) -> dict | None:
     """What there is to resume from; None where the run starts from the beginning. Raises: FileNotFoundError where `resume` names no run."""
     if config.resume is None:
         return None
     if config.resume != AUTO:
         recipe_of(config.resume)
+    folder = RunFolder(run_path(config))
     state = folder.read()
     if not same_over_ranks(0 if state is None else state["rows"][-1]["epoch"]):
         raise ValueError(f"the processes see different runs in {folder.path}: OUTPUT must be a folder that all nodes share")

@@ -38,9 +38,10 @@ def run(config: TrainConfig) -> dict:
     with process_group(str(build.pick_device(config.device))) as device:
         if config.resume is None and config.experiment is not None:
             RunFolder(run_path(config)).check_free()
-        job = prepare(config, device)
+        state = find_state(config)
+        job = prepare(config, device, fresh=state is None)
         folder = RunFolder(run_path(job.config), keep_every=config.checkpoint_interval)
-        history = begin(job, folder)
+        history = begin(job, folder, state)
         with explained(), Board(folder.path if config.tensorboard and is_primary() else None) as board:
             board.add_last(history)  # a kill may have come before it
             for epoch in range(len(history.rows), job.config.epochs):
@@ -50,10 +51,9 @@ def run(config: TrainConfig) -> dict:
     return {"folder": str(folder.path), "best": history.best, "last": history.rows[-1], "layers": history.last_layers, "seconds": seconds}
 
 
-def begin(job: Job, folder: RunFolder) -> History:
+def begin(job: Job, folder: RunFolder, state: dict | None) -> History:
     """A new folder, or what a run that is resumed had come to. Raises: OSError for a folder that is taken, ValueError for a run that does not fit."""
-    state = find_state(folder, job.config)
-    history = History() if state is None else restore(state, job.config, job.training)
+    history = History() if state is None else restore(state, job)
     keep_for_evaluation(job.evaluated, job.config)
     on_primary(lambda: open_folder(job, folder, history))
     if len(history.rows) >= job.config.epochs:
@@ -134,7 +134,7 @@ def finish_epoch(job: Job, folder: RunFolder, history: History, row: dict, layer
 
 
 def write(job: Job, folder: RunFolder, history: History) -> None:
-    folder.commit(capture(job.config, job.training, history))
+    folder.commit(capture(job, history))
     folder.publish(job.evaluated, history)
 
 

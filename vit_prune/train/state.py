@@ -4,6 +4,7 @@ resume.pt is written first and holds everything; the rest is drawn from it. Afte
 """
 
 import csv
+import errno
 import io
 import os
 from collections.abc import Iterator
@@ -101,20 +102,22 @@ class RunFolder:
 
 
 def lock(path: Path) -> IO | None:
-    """A file that is locked as long as it is open, which a kill ends too. Raises: BlockingIOError where another process holds it."""
+    """A file that this process, and no child of it, has locked as long as it is open; a kill ends that too.
+
+    Raises: BlockingIOError where another process holds it.
+    """
     if os.name != "posix":
         return None
     import fcntl
 
     file = open(path, "w")  # noqa: SIM115  (it stays open)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
         file.close()
+        if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
+            return None
         raise BlockingIOError(f"another process trains in {path.parent}: wait for its end, or give another --experiment") from None
-    except OSError:  # a file system without locks
-        file.close()
-        return None
     return file
 
 

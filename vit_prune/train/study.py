@@ -13,7 +13,7 @@ variants:
 import logging
 import os
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -107,8 +107,8 @@ def train_all(runs: list[StudyRun], *, processes: int, threads: int = 1) -> dict
     os.environ["TQDM_DISABLE"] = "1"  # the processes' bars would draw over each other; each says a line per epoch
     results: dict[str, dict[int, dict]] = {}
     failed = []
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for one, future in [(one, pool.submit(train_one, one, threads)) for one in runs]:
+    with ThreadPoolExecutor(processes) as pool:
+        for one, future in [(one, pool.submit(in_a_process, one, threads)) for one in runs]:
             if error := future.exception():
                 failed.append(f"{one.variant} seed {one.seed}: {error}")
             else:
@@ -116,6 +116,12 @@ def train_all(runs: list[StudyRun], *, processes: int, threads: int = 1) -> dict
     if failed:
         raise StudyFailed(f"{len(failed)} of {len(runs)} runs failed; {'; '.join(failed)}")
     return results
+
+
+def in_a_process(one: StudyRun, threads: int) -> dict:
+    """A process of its own for each: one that is killed, for want of memory say, takes no other with it."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(train_one, one, threads).result()
 
 
 def train_one(one: StudyRun, threads: int) -> dict:
