@@ -100,7 +100,8 @@ def test_gradients_under_checkpointing_equal_those_without(method, reentrant):
     timm.layers.set_reentrant_ckpt(False)
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-6, msg=name)
+        scale = max(1.0, gradient.abs().max().item())  # the two forwards' shares are added in another order
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-5, atol=1e-6 * scale, msg=name)
 
 
 @pytest.mark.parametrize("method", METHODS)
