@@ -139,6 +139,21 @@ def test_the_last_update_of_an_epoch_is_a_mean_over_the_batches_that_are_left(ti
     torch.testing.assert_close(gradients[1], model[1].bias.grad, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_a_stream_that_ends_early_is_an_error_instead_of_an_update_of_less(tiny_config, given):
+    class Stream:
+        dataset, batch_size = range(12), 4
+
+        def __len__(self):
+            return 3
+
+        def __iter__(self):
+            return iter(list(loader(12))[:given])
+
+    with pytest.raises(ValueError, match="the data set ended before its epoch did"):
+        train_one_epoch(training(linear_model(), tiny_config(), accumulate=3), Stream(), 0)
+
+
 def test_the_average_moves_after_each_update_that_was_made(tiny_config):
     from timm.utils import ModelEmaV3
 

@@ -68,7 +68,7 @@ class Method(nn.Module):
         """Merged tokens and their sizes, between attention and MLP."""
 
     def step(self, progress: float) -> None:
-        """Called by the trainer before each optimizer step, with the share of training that is done, in [0, 1]."""
+        """Called by the trainer before each batch, with the share of training that is done, in [0, 1]."""
 
     def macs(self, num_tokens: int) -> int:
         """Multiply-accumulates that this method adds to its block, for a batch of one image."""
@@ -106,7 +106,7 @@ def check_providers(methods: Iterable[Method]) -> None:
 
 
 def set_progress(model: nn.Module, progress: float) -> None:
-    """Tell every method the share of training that is done, in [0, 1]: before each optimizer step, as tools/train.py does."""
+    """Tell every method the share of training that is done, in [0, 1]: before each batch, as tools/train.py does."""
     for module in model.modules():
         if isinstance(module, Method):
             module.step(progress)

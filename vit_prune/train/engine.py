@@ -72,7 +72,7 @@ def train_one_epoch(training: Training, loader: DataLoader, epoch: int) -> dict[
         for number, group in enumerate(groups(loader, batches, training.accumulate)):
             done = epoch * updates + number
             meter.add(*train_step(training, group, done))
-            lr = max(group["lr"] for group in training.optimizer.param_groups)
+            lr = max(parameters["lr"] for parameters in training.optimizer.param_groups)
             training.scheduler.step_update(done + 1)
             bar.update(meter.images - bar.n)
             if (number + 1) % training.log_interval == 0:
@@ -91,9 +91,12 @@ def groups(loader: Iterable, batches: int, size: int) -> Iterable[tuple[Iterable
 
 
 def train_step(training: Training, group: tuple[Iterable, int], number: int) -> tuple[float, bool, int]:
-    """One update of the weights from the batches of a group. Returns: (loss, whether the weights moved, images of this process)."""
+    """One update of the weights from the batches of a group. Returns: (loss, whether the weights moved, images of this process).
+
+    Raises: ValueError for a loader that ends early: the processes would sum gradients of unlike batches.
+    """
     batches, count = group
-    total, images_seen = torch.zeros((), device=training.device), 0
+    total, images_seen, index = torch.zeros((), device=training.device), 0, -1
     for index, (images, targets) in enumerate(batches):
         set_progress(training.model, share_done(training, number + index / count))
         with synchronised(training.wrapped, index == count - 1):
@@ -101,6 +104,8 @@ def train_step(training: Training, group: tuple[Iterable, int], number: int) -> 
             training.update.backward(loss)
         total += loss.detach()
         images_seen += len(images)
+    if index < count - 1:
+        raise ValueError("the data set ended before its epoch did: it holds fewer images than it says (a stream's _info.json or dataset_info)")
     moved = training.update.step()
     training.updates_made += moved
     if moved and training.ema is not None:
