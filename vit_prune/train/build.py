@@ -1,5 +1,6 @@
 """From a TrainConfig to what trains: the model and its wrappers, its optimizer, the schedule of its learning rate, and mixup."""
 
+import inspect
 import logging
 
 import timm
@@ -20,6 +21,9 @@ from vit_prune.train.keeping import apply_keep
 from vit_prune.train.update import Update
 
 log = logging.getLogger(__name__)
+
+NEW_NAME, OLD_NAME = "forward_sync_buffers", "broadcast_buffers"  # of one argument of DDP, in newer and older versions of torch
+SYNC_BUFFERS = NEW_NAME if NEW_NAME in inspect.signature(DistributedDataParallel).parameters else OLD_NAME
 
 
 def build_model(name: str, **kwargs) -> nn.Module:
@@ -78,8 +82,9 @@ def freeze(model: nn.Module, config: TrainConfig) -> None:
 def wrap(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
     """The model inside DDP where there are several processes, and inside torch.compile where that is asked for."""
     if world_size() > 1:
-        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())  # other buffers are each process's own
-        model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=has_statistics)
+        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        settings = {SYNC_BUFFERS: has_statistics}  # other buffers are each process's own
+        model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, **settings)
     if config.torchcompile is not None:
         check_name("backend of torchcompile", config.torchcompile, torch.compiler.list_backends(exclude_tags=()))
         limit = torch._dynamo.config.recompile_limit
