@@ -44,18 +44,16 @@ def load_recipe(path: str | Path) -> TrainConfig:
 
 
 def recipe_values(path: Path, inside: tuple[Path, ...] = ()) -> dict:
-    """The fields that a recipe and its base give."""
+    """The fields that a recipe and its base give. Raises: OSError; ValueError that names the file, also for bases that lead in a circle."""
+    if path.resolve() in inside:
+        raise ValueError(f"{path}: its base leads back to this file")
     values = load_yaml(path)
     base = values.pop("base", None)
     try:
         values = check_keys(values)
-        if base is None:
-            return values
-        if path.resolve() in inside:
-            raise ValueError(f"base {base} leads back to this file")
-        return recipe_values(path.parent / str(base), (*inside, path.resolve())) | values
     except ValueError as error:
-        raise ValueError(str(error) if str(error).startswith(f"{path.parent}/") else f"{path}: {error}") from None
+        raise ValueError(f"{path}: {error}") from None
+    return values if base is None else recipe_values(path.parent / str(base), (*inside, path.resolve())) | values
 
 
 def load_yaml(path: str | Path) -> dict:
