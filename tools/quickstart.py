@@ -23,7 +23,7 @@ from vit_prune.train.cli import main, parse_flags
 from vit_prune.train.data import create_dataset
 from vit_prune.train.loaders import data_config, eval_loader
 from vit_prune.train.recipe import load_recipe
-from vit_prune.train.study import StudyRun, placed, train_all
+from vit_prune.train.study import StudyRun, train_all, with_run_folder
 
 ROOT = Path(__file__).parents[1]
 DEPTH = 6  # of vit_mini28_bias
@@ -56,7 +56,7 @@ def compare(flags: Quickstart) -> None:
     recipe = replace(recipe, epochs=flags.epochs or recipe.epochs)
     keeps = {"dense": "1", "pruned": flags.keep}
     runs = [StudyRun(label, seed, replace(recipe, keep=keep, seed=seed)) for seed in range(flags.seeds) for label, keep in keeps.items()]
-    results = train_all([placed(one, data_dir=None, output=folder) for one in runs], processes=flags.processes)
+    results = train_all([with_run_folder(one, data_dir=None, output=folder) for one in runs], processes=flags.processes)
     top1 = {label: [result["last"]["eval_top1"] for result in seeds.values()] for label, seeds in results.items()}
     models = {label: vp.load(Path(seeds[0]["folder"]) / "last").eval() for label, seeds in results.items()}
     report(flags, folder, top1, models)

@@ -15,7 +15,7 @@ from vit_prune.measure.report import text_table, write_json
 from vit_prune.methods.stack import columns_methods
 from vit_prune.train.cli import main, parse_flags
 from vit_prune.train.evaluation.results import cost
-from vit_prune.train.study import load_study, placed, train_all
+from vit_prune.train.study import load_study, train_all, with_run_folder
 
 MILLION = 1_000_000
 
@@ -84,7 +84,7 @@ def table(rows: dict[str, dict]) -> str:
 
 def study() -> None:
     flags = parse_flags(Flags)
-    runs = [placed(one, data_dir=flags.data_dir, output=flags.output) for one in load_study(flags.config)]
+    runs = [with_run_folder(one, data_dir=flags.data_dir, output=flags.output) for one in load_study(flags.config)]
     results = train_all(runs, processes=flags.processes, threads=flags.threads)
     rows = {variant: summarise(seeds) for variant, seeds in results.items()}
     print(table(rows))

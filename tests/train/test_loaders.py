@@ -15,7 +15,7 @@ from tests.train.helpers import write_image
 from vit_prune.train import loaders
 from vit_prune.train.data import UnreadableImage, create_dataset, digits
 from vit_prune.train.job import resolve
-from vit_prune.train.loaders import data_config, eval_loader, explained, train_loader
+from vit_prune.train.loaders import data_config, eval_loader, train_loader, worker_deaths_explained
 from vit_prune.train.run import run
 from vit_prune.train.state import RunFolder
 
@@ -46,12 +46,12 @@ class Dying(torch.utils.data.Dataset):
 
 
 def test_a_worker_that_dies_is_an_error_with_the_usual_reason_instead_of_a_traceback():
-    with pytest.raises(OSError, match=r"a process that loads images died, mostly for want of .* memory: lower --workers"), explained():
+    with pytest.raises(OSError, match=r"a process that loads images died, mostly for want of .* memory: lower --workers"), worker_deaths_explained():
         list(torch.utils.data.DataLoader(Dying(), num_workers=1))
 
 
 def test_another_runtime_error_is_not_taken_for_a_dead_worker():
-    with pytest.raises(RuntimeError, match="shapes"), explained():
+    with pytest.raises(RuntimeError, match="shapes"), worker_deaths_explained():
         raise RuntimeError("shapes")
 
 

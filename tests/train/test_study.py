@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vit_prune.train.study import StudyFailed, load_study, load_variant, placed, train_all
+from vit_prune.train.study import StudyFailed, load_study, load_variant, train_all, with_run_folder
 
 RECIPE = """
 model: vit_mini28_bias
@@ -76,7 +76,7 @@ def test_an_unknown_variant_is_refused_with_those_that_there_are(study):
 
 
 def test_all_runs_are_trained_and_finished_ones_are_read_the_second_time(study, tmp_path):
-    runs = [placed(one, data_dir=None, output=tmp_path / "out") for one in load_study(study()) if one.seed != 1]
+    runs = [with_run_folder(one, data_dir=None, output=tmp_path / "out") for one in load_study(study()) if one.seed != 1]
     first = train_all(runs, processes=1)
     assert {variant: list(seeds) for variant, seeds in first.items()} == {"dense": [0], "pruned": [3]}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["dense-seed0", "pruned-seed3"]
@@ -85,7 +85,7 @@ def test_all_runs_are_trained_and_finished_ones_are_read_the_second_time(study, 
 
 def test_a_run_that_fails_is_named_after_the_others_have_come_to_their_end(study, tmp_path):
     text = STUDY.replace("dense: {model: vit_mini28}", "wild: {opt: sgd, lr: 1e30, seeds: [0]}")
-    runs = [placed(one, data_dir=None, output=tmp_path / "out") for one in load_study(study(text))]
+    runs = [with_run_folder(one, data_dir=None, output=tmp_path / "out") for one in load_study(study(text))]
     with pytest.raises(StudyFailed, match="1 of 2 runs failed; wild seed 0: training diverged: the loss is"):
         train_all(runs, processes=1)
     assert (tmp_path / "out/pruned-seed3/last").is_dir()

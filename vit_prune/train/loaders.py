@@ -125,7 +125,7 @@ def set_epoch(batches: PrefetchLoader, epoch: int) -> None:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def worker_deaths_explained() -> Iterator[None]:
     """A worker that dies takes its reason with it: say the usual one. Raises: OSError instead of torch's RuntimeError."""
     try:
         yield

@@ -19,7 +19,7 @@ from vit_prune.train.engine import TrainingDiverged, train_one_epoch
 from vit_prune.train.evaluation.accuracy import evaluate
 from vit_prune.train.job import Job, prepare
 from vit_prune.train.keeping import keep_for_evaluation, keep_for_training
-from vit_prune.train.loaders import explained, set_epoch
+from vit_prune.train.loaders import set_epoch, worker_deaths_explained
 from vit_prune.train.recipe import save_recipe
 from vit_prune.train.resume import capture, find_state, restore, run_path
 from vit_prune.train.state import RECIPE, History, RunFolder
@@ -42,7 +42,7 @@ def run(config: TrainConfig) -> dict:
         job = prepare(config, device, fresh=state is None)
         folder = RunFolder(run_path(job.config), keep_every=config.checkpoint_interval)
         history = begin(job, folder, state)
-        with explained(), Board(folder.path if config.tensorboard and is_primary() else None) as board:
+        with worker_deaths_explained(), Board(folder.path if config.tensorboard and is_primary() else None) as board:
             board.add_last(history)  # a kill may have come before it
             for epoch in range(len(history.rows), job.config.epochs):
                 finish_epoch(job, folder, history, *run_epoch(job, epoch))

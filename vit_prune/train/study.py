@@ -92,7 +92,7 @@ def load_variant(path: str | Path, variant: str) -> TrainConfig:
     return next(one.config for one in runs if one.variant == variant)
 
 
-def placed(one: StudyRun, *, data_dir: str | None, output: str | Path) -> StudyRun:
+def with_run_folder(one: StudyRun, *, data_dir: str | None, output: str | Path) -> StudyRun:
     """The run with a folder of its own, going on by itself where it was interrupted."""
     settings = {"output": str(output), "experiment": f"{one.variant}-seed{one.seed}", "resume": AUTO}
     return replace(one, config=replace(one.config, data_dir=data_dir or one.config.data_dir, **settings))

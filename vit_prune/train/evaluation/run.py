@@ -13,7 +13,7 @@ from vit_prune.train.evaluation.candidates import check_schedules, check_seeds, 
 from vit_prune.train.evaluation.config import EvaluateConfig
 from vit_prune.train.evaluation.results import UNITS, combine, measure
 from vit_prune.train.evaluation.tables import csv_text
-from vit_prune.train.loaders import data_config, eval_loader, explained
+from vit_prune.train.loaders import data_config, eval_loader, worker_deaths_explained
 from vit_prune.train.state import write_atomically
 
 SPLIT = "val"
@@ -30,7 +30,7 @@ def run_evaluation(config: EvaluateConfig, device: torch.device) -> dict:
     """
     dataset = create_dataset(config.dataset, config.data_dir, SPLIT, class_map=config.class_map, skip_broken=config.skip_broken, batch_size=config.batch_size)
     models = load_models(config, tuple(map(str, dataset.classes)))
-    with explained():
+    with worker_deaths_explained():
         rows = evaluate_all(config, models, dataset, device)
     report = make_report(config, rows, device, broken=broken_count(dataset, device))
     if is_primary():
