@@ -3,6 +3,7 @@
 from torch import nn
 
 from vit_prune.train.checks import few
+from vit_prune.train.data.classes import class_differences
 
 
 def label_names(model: nn.Module) -> tuple[str, ...] | None:
@@ -18,11 +19,8 @@ def check_classes(path: str, model: nn.Module, classes: tuple[str, ...], names: 
         if model.num_classes != len(classes):
             raise ValueError(f"{path} has {model.num_classes} classes, the data has {len(classes)}")
         return
-    if names == classes:
-        return
-    here, there = set(names), set(classes)
-    if here != there:
-        only = [few(name for name in one if name not in other) for one, other in ((names, there), (classes, here))]
-        raise ValueError(f"the classes of {path} are not the data's: only in the checkpoint {only[0]}; only in the data {only[1]}")
-    moved = few(f"{name} ({index} and {classes.index(name)})" for index, name in enumerate(names) if classes[index : index + 1] != (name,))
-    raise ValueError(f"{path} numbers the data's classes in another order: {moved}; a folder takes the checkpoint's order from --class-map")
+    only_here, only_data, moved = class_differences(*({name: number for number, name in enumerate(listed)} for listed in (names, classes)))
+    if only_here or only_data:
+        raise ValueError(f"the classes of {path} are not the data's: only in the checkpoint {few(only_here)}; only in the data {few(only_data)}")
+    if moved:
+        raise ValueError(f"{path} numbers the data's classes in another order: {few(moved)}; a folder takes the checkpoint's order from --class-map")

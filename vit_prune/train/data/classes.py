@@ -1,5 +1,6 @@
 """Class lists, and the comparison of the classes of two sets."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch.utils.data import Dataset
@@ -28,10 +29,14 @@ def read_class_list(path: str | Path) -> list[str]:
 
 def check_same_classes(train: Dataset, val: Dataset) -> None:
     """Raises: ValueError that names the classes that only one of them has, or those with two numbers."""
-    if train.class_to_idx == val.class_to_idx:
-        return
-    only = [sorted(one.class_to_idx.keys() - other.class_to_idx.keys()) for one, other in ((train, val), (val, train))]
-    if any(only):
-        raise ValueError(f"the classes of training and validation differ: only in training {few(only[0])}; only in validation {few(only[1])}")
-    moved = [f"{name} ({index} and {val.class_to_idx[name]})" for name, index in train.class_to_idx.items() if index != val.class_to_idx[name]]
-    raise ValueError(f"the classes of training and validation have different numbers: {few(moved)}")
+    only_train, only_val, moved = class_differences(train.class_to_idx, val.class_to_idx)
+    if only_train or only_val:
+        raise ValueError(f"the classes of training and validation differ: only in training {few(only_train)}; only in validation {few(only_val)}")
+    if moved:
+        raise ValueError(f"the classes of training and validation have different numbers: {few(moved)}")
+
+
+def class_differences(one: Mapping[str, int], other: Mapping[str, int]) -> tuple[list[str], list[str], list[str]]:
+    """Two maps of class names to their numbers: the names in the first alone, in the second alone, and those with two numbers, "cat (0 and 1)"."""
+    moved = [f"{name} ({index} and {other[name]})" for name, index in one.items() if name in other and index != other[name]]
+    return [name for name in one if name not in other], [name for name in other if name not in one], moved
