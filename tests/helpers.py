@@ -1,11 +1,25 @@
 """What several tests share: tiny models and the error budget of DESIGN's section on numbers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vit_prune.analysis.noop import perturb
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Threads that wait for each other cost more than tiny matrices take."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def tiny_vit(host: type[VisionTransformer] = VisionTransformer, **kwargs) -> VisionTransformer:

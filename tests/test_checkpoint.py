@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import vit_prune as vp
-from tests.helpers import randomise_bias, tiny_named, tiny_vit
+from tests.helpers import randomise_bias, single_thread, tiny_named, tiny_vit
 from vit_prune.calibrate import calibrate
 from vit_prune.checkpoint import load, load_weights, read_checkpoint, save
 from vit_prune.methods.base import Method, MethodConfig
@@ -35,11 +35,8 @@ IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Threads that wait for each other cost more than tiny matrices take."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with single_thread():
+        yield
 
 
 def tiny(*methods, name="vit_tiny_patch16_224", calibrated=False, **kwargs) -> nn.Module:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
 
+from tests.helpers import single_thread
 from tests.train.helpers import write_image
 from vit_prune.train.config import TrainConfig
 
@@ -13,11 +13,8 @@ TINY = {"depth": 2, "embed_dim": 16, "num_heads": 2}
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread():
-    """Models this small are faster in one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with single_thread():
+        yield
 
 
 @pytest.fixture(scope="session")
