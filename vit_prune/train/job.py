@@ -62,12 +62,14 @@ def prepare(config: TrainConfig, device: torch.device, *, fresh: bool = True) ->
 
 
 def dataset(config: TrainConfig, split: str) -> Dataset:
+    """The split "train" or "val" of the config's data. Raises: as `create_dataset`."""
     return create_dataset(
         config.dataset, config.data_dir, split, class_map=config.class_map, skip_broken=config.skip_broken, batch_size=config.batch_size, seed=config.seed
     )
 
 
 def create_training(config: TrainConfig, model: nn.Module, device: torch.device, batches: int) -> Training:
+    """What trains the model, which is on the device already. Args: batches: per epoch of this process. Raises: ValueError, OSError."""
     optimizer = build.create_optimizer(config, model)
     updates_per_epoch = math.ceil(batches / config.grad_accum_steps)
     loss = create_loss(config, model, device)  # a teacher may switch the model's second head on

@@ -62,6 +62,7 @@ def begin(job: Job, folder: RunFolder, state: dict | None) -> History:
 
 
 def open_folder(job: Job, folder: RunFolder, history: History) -> None:
+    """In the first process. Raises: FileExistsError for a folder with results of another run, BlockingIOError where another process trains in it."""
     if not history.rows:
         folder.check_free()
     folder.open()
@@ -119,6 +120,7 @@ def count_broken(job: Job) -> int:
 
 
 def statistics(job: Job, epoch: int) -> list[dict]:
+    """The epoch's rows of layers.csv, over the first batch of the evaluation; in the first process, which writes them."""
     if not is_primary():
         return []
     images, _ = next(iter(job.eval_loader))
@@ -134,6 +136,7 @@ def finish_epoch(job: Job, folder: RunFolder, history: History, row: dict, layer
 
 
 def write(job: Job, folder: RunFolder, history: History) -> None:
+    """In the first process. Raises: OSError for a full disk; what was there before is whole then."""
     folder.commit(capture(job, history))
     folder.publish(job.evaluated, history)
 

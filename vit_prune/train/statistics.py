@@ -37,6 +37,7 @@ def layer_statistics(model: nn.Module, images: Tensor) -> list[dict]:
 
 
 def columns_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
+    """x [B, N, D] is the block's normed input: N, the keep ratio, and mean and extremes of M over the batch."""
     columns = num_columns(kept, x.shape[0])
     ratios = [method.keep_ratio for method in columns_methods(stack)]
     return {
@@ -49,6 +50,7 @@ def columns_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
 
 
 def bias_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
+    """x [B, N, D] is the block's normed input: what its bias of all N tokens is like, before the selection."""
     biases = [bias for method in stack.children() if (bias := method.bias(x)) is not None]
     if not biases:
         return dict.fromkeys(("bias_std", "bias_max", "kept_mass", "weight_norm"))

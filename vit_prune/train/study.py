@@ -70,11 +70,13 @@ def check_types(values: Mapping) -> None:
 
 
 def check_seeds(seeds: object) -> None:
+    """Raises: ValueError for anything but a list of different whole numbers: two runs of one seed would share a folder."""
     if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be a list of different whole numbers, got {seeds!r}")
 
 
 def runs_of(variant: str, changes: Mapping, recipe: TrainConfig, seeds: list[int]) -> list[StudyRun]:
+    """One run per seed, the variant's own seeds where it gives some. Raises: ValueError that names the variant."""
     changes = dict(changes)
     seeds = changes.pop("seeds", seeds)
     try:
@@ -125,6 +127,7 @@ def in_a_process(one: StudyRun, threads: int) -> dict:
 
 
 def train_one(one: StudyRun, threads: int) -> dict:
+    """What `run` returns; its log lines say which run they are of."""
     torch.set_num_threads(threads)
     logging.basicConfig(level=logging.INFO, format=f"{one.variant:8s} seed {one.seed}: %(message)s", force=True)
     return run(one.config)
