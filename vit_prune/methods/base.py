@@ -3,12 +3,15 @@
 B batch, N tokens, M kept columns, H heads, D width.  x [B, N, D] is the normed block input.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
+Readouts = Mapping[str, Tensor]
+NOTHING: Readouts = MappingProxyType({})
 PROVIDERS = ("columns", "gate", "span", "merge")  # one method at most answers each of these
 
 
@@ -49,8 +52,17 @@ class Method(nn.Module):
     """
 
     query_key_free = False  # True: attention in this block is softmax(bias) v
+    keeps_all = True  # False: fewer columns may stay than there are tokens
     needs_bias = ""  # what the method calls itself where it cannot work without a bias
     config: "MethodConfig"
+
+    def readouts(self, attn: nn.Module) -> dict[str, Tensor]:
+        """Linear maps of x that `bias` and `columns` read, name -> weight [rows, D].
+
+        In a fused model their rows ride in the query projection, and the two hooks get the results as one more keyword,
+        `read`: name -> [B, N, rows]. A method that has none is never given it.
+        """
+        return {}
 
     def bias(self, x: Tensor) -> Tensor | None:
         """[B, H or 1, N], added to the logits of each column after scaling."""

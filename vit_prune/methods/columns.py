@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vit_prune.methods.base import Host, KeptColumns, Method, MethodConfig
+from vit_prune.methods.base import NOTHING, Host, KeptColumns, Method, MethodConfig, Readouts
 from vit_prune.methods.schedules import Keep, check_ratio, parse_keep
 from vit_prune.ops import columns as ops
 from vit_prune.ops import noise
@@ -118,27 +118,46 @@ class ColumnsMethod(Method):
             )
         return None if held == 0 else host.calibration.directions[:, :rank].clone()
 
-    def columns(self, x: Tensor, bias: Tensor | None, *, attn: nn.Module, mask: Tensor | None) -> KeptColumns | None:
-        if self.config.rule == "topk" and self.keep_ratio == 1.0:
+    @property
+    def keeps_all(self) -> bool:
+        return self.config.rule == "topk" and self.keep_ratio == 1.0
+
+    def readouts(self, attn: nn.Module) -> dict[str, Tensor]:
+        """The anticipated logits' map [H, D] and the principal directions [r, D], where this method has them."""
+        maps = {}
+        if self.q_mean is not None and not attn.prune.query_key_free:
+            maps["anticipated"] = self._anticipated_map(attn)
+        if self.directions is not None:
+            maps["features"] = self.directions.mT
+        return maps
+
+    def columns(self, x: Tensor, bias: Tensor | None, *, attn: nn.Module, mask: Tensor | None, read: Readouts = NOTHING) -> KeptColumns | None:
+        if self.keeps_all:
             return None
         visible = None if mask is None else ops.visible_tokens(mask).expand(x.shape[0], -1)
         with torch.no_grad():
-            anticipated = self._anticipated_logits(x, attn)
+            anticipated = read["anticipated"].mT if "anticipated" in read else self._anticipated_logits(x, attn)
             selection = self._select(x, bias, anticipated, visible)
         if self.config.dropped == "merge":
-            columns, bias = self._merge(x, bias, anticipated, selection, visible)
+            features = read["features"] if "features" in read else self._features(x)
+            columns, bias = self._merge(x, bias, anticipated, selection, visible, features)
         else:
             columns = ops.gather_tokens(x, selection.kept)
             bias = None if bias is None else ops.gather_bias(bias.expand(x.shape[0], -1, -1), selection.kept)
         return KeptColumns(columns, self._hide(bias, selection, x), selection.kept)
 
     def _anticipated_logits(self, x: Tensor, attn: nn.Module) -> Tensor | None:
-        """scale * q_mean . k [B, H, N] without computing k: q_mean . k_j is x_j . (W_k^T q_mean), up to a constant per head."""
-        if self.q_mean is None or attn.prune.query_key_free:
-            return None
+        """scale * q_mean . k [B, H, N] without computing k."""
+        return None if self.q_mean is None or attn.prune.query_key_free else self._anticipated_map(attn).to(x.dtype) @ x.mT
+
+    def _anticipated_map(self, attn: nn.Module) -> Tensor:
+        """[H, D]: scale * q_mean . k_j is x_j . (scale * W_k^T q_mean), up to a constant per head."""
         key_weight = attn.key_weight()  # [H, d, D]
-        anticipated = torch.einsum("hd,hdw->hw", self.q_mean.to(key_weight.dtype), key_weight) * attn.scale  # [H, D]
-        return anticipated.to(x.dtype) @ x.mT
+        return torch.einsum("hd,hdw->hw", self.q_mean.to(key_weight.dtype), key_weight) * attn.scale
+
+    def _features(self, x: Tensor) -> Tensor:
+        """What nearness is measured in, [B, N, r or D]."""
+        return x.detach() if self.directions is None else x.detach() @ self.directions.to(x.dtype)
 
     def _select(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None) -> ops.Selection:
         P = self.num_prefix_tokens
@@ -161,7 +180,7 @@ class ColumnsMethod(Method):
             return noise.uniform(self._keys(x), x.shape[1])
         logits = sum_of(bias, anticipated).expand(x.shape[0], -1, -1).float()
         if self.config.importance == "logit":
-            return logits.mean(1)
+            return logits.mean(1) if self.config.sampling == "gumbel" else logits.sum(1)  # the same ranking, with an operation less
         if visible is not None:
             logits = logits.masked_fill(~visible[:, None], torch.finfo(logits.dtype).min)
         return logits.softmax(-1).mean(1)
@@ -191,9 +210,10 @@ class ColumnsMethod(Method):
         above = patches * num_tokens >= self.config.tau - ops.ROUNDING
         return above.sum(-1).clamp(min=1)
 
-    def _merge(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, selection: ops.Selection, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _merge(
+        self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, selection: ops.Selection, visible: Tensor | None, features: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Members of a cluster weigh by the logit that is expected of them: b, and the anticipated part where it is calibrated."""
-        features = x.detach() if self.directions is None else x.detach() @ self.directions.to(x.dtype)
         bias = x.new_zeros(x.shape[0], 1, x.shape[1]) if bias is None else bias.expand(x.shape[0], -1, -1)
         weight = sum_of(bias, anticipated).mean(1)
         return ops.merge(x, bias, selection, features=features, num_prefix=self.num_prefix_tokens, weight=weight, visible=visible)

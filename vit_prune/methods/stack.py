@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from vit_prune.methods.base import Host, KeptColumns, Method, MethodConfig, check_providers
+from vit_prune.methods.base import NOTHING, Host, KeptColumns, Method, MethodConfig, Readouts, check_providers
 
 
 class Prune(nn.Module):
@@ -24,38 +24,48 @@ class Prune(nn.Module):
             if method is not None:
                 self.add_module(config.name, method)
         check_providers(self.children())
+        self.biases = tuple(method for method in self.children() if method.answers("bias"))
+        self.choosers = tuple(method for method in self.children() if method.answers("columns"))  # one at most
         self._check_bias()
         self.query_key_free = any(method.query_key_free for method in self.children())
         self.frozen: tuple[str, ...] = ()  # host parameters that nothing reads any more, unfrozen by `unpatch`
 
     def _check_bias(self) -> None:
-        if not any(method.answers("bias") for method in self.children()):
+        if not self.biases:
             for method in self.children():
                 if method.needs_bias:
                     raise ValueError(f"{method.needs_bias} ranks columns by a bias, and no method gives one: add TokenBias(), or choose another importance")
 
-    def forward(self, x: Tensor, *, attn: nn.Module, mask: Tensor | None) -> KeptColumns:
-        """x [B, N, D] -> the columns that attention sees."""
-        bias = self._bias(x)
-        for method in self.children():
-            kept = method.columns(x, bias, attn=attn, mask=mask)
+    @property
+    def keeps_all(self) -> bool:
+        """True where attention sees every token's own column."""
+        return all(method.keeps_all for method in self.choosers)
+
+    def readouts(self, attn: nn.Module) -> dict[str, Tensor]:
+        """Of all methods, see `Method.readouts`."""
+        return {name: weight for method in self.children() for name, weight in method.readouts(attn).items()}
+
+    def forward(self, x: Tensor, *, attn: nn.Module, mask: Tensor | None, read: Readouts = NOTHING) -> KeptColumns:
+        """x [B, N, D] -> the columns that attention sees; read: what the host has computed of the readouts."""
+        bias = None
+        for method in self.biases:
+            own = method.bias(x, **reading(method, read))
+            bias = own if bias is None else bias + own
+        for method in self.choosers:
+            kept = method.columns(x, bias, attn=attn, mask=mask, **reading(method, read))
             if kept is not None:
                 return kept
         return KeptColumns(x, bias, None)
-
-    def _bias(self, x: Tensor) -> Tensor | None:
-        total = None
-        for method in self.children():
-            bias = method.bias(x)
-            if bias is not None:
-                total = bias if total is None else total + bias
-        return total
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args) -> None:
         """Dense weights have no `prune.*` keys at all: what we added then keeps the values that it has."""
         if not any(key.startswith(prefix) for key in state_dict):
             state_dict.update({prefix + key: value for key, value in self.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def reading(method: Method, read: Readouts) -> dict[str, Readouts]:
+    return {"read": read} if read and method.answers("readouts") else {}
 
 
 def prune_stacks(model: nn.Module) -> list[Prune]:

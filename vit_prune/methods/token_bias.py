@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vit_prune.methods.base import Host, Method, MethodConfig
+from vit_prune.methods.base import NOTHING, Host, Method, MethodConfig, Readouts
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.schedules import Keep, parse_keep
 from vit_prune.ops.attention import full_precision
@@ -61,8 +61,13 @@ class TokenBiasMethod(Method):
         self.query_key_free = host.index >= host.depth - config.query_key_free
         self.weight = nn.Parameter(torch.zeros(host.num_heads if config.per_head else 1, host.dim))
 
-    def bias(self, x: Tensor) -> Tensor:
-        """[B, H or 1, N] in float32 (a half-precision bias of 1e5 would be infinite), contiguous over the tokens."""
+    def readouts(self, attn: nn.Module) -> dict[str, Tensor]:
+        return {self.config.name: self.weight}
+
+    def bias(self, x: Tensor, *, read: Readouts = NOTHING) -> Tensor:
+        """[B, H or 1, N], contiguous over the tokens; computed here it is float32 (a half-precision bias of 1e5 would be infinite)."""
+        if self.config.name in read:
+            return read[self.config.name].mT.contiguous()
         wide = torch.promote_types(x.dtype, torch.float32)
         with full_precision(x.device.type):
             return self.weight.to(wide) @ x.to(wide).mT

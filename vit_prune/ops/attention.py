@@ -112,15 +112,19 @@ def _additive_term(bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype)
     """bias and mask as SDPA's one attn_mask; contiguous in the last dim, or the fused kernels crawl."""
     if bias is None:
         return mask if mask is None or mask.dtype == torch.bool else mask.to(dtype)
-    term = _fit(bias, dtype)[:, :, None, :]
-    return term if mask is None else term + reference.additive(mask, dtype)
+    term = _fit(bias, dtype).unsqueeze(2)
+    return term if mask is None else term + reference.additive(mask, term.dtype)
 
 
 def _fit(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bias in a narrower dtype: shifted so that the largest is 0 (softmax does not see it), then clamped; -inf stays."""
-    if torch.finfo(dtype).max >= torch.finfo(bias.dtype).max and dtype != torch.bfloat16:
+    """The bias as the kernels take it: in `dtype`, or in float32 beside half precision, which the CPU's kernel adds exactly (autocast would round it).
+
+    A narrower dtype gets it shifted so that the largest is 0 (softmax does not see it), then clamped; -inf stays.
+    """
+    if bias.dtype == torch.float32 and bias.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+        return bias
+    if bias.dtype == dtype or torch.finfo(dtype).max >= torch.finfo(bias.dtype).max:
         return bias.to(dtype)
     lowest = torch.finfo(dtype).min
-    peak = bias.detach().amax(-1, keepdim=True).clamp(min=lowest)
-    shifted = bias - peak
+    shifted = bias - bias.detach().amax(-1, keepdim=True).clamp(min=lowest)
     return shifted.clamp(min=lowest).masked_fill(shifted == float("-inf"), float("-inf")).to(dtype)

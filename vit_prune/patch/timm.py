@@ -12,6 +12,7 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from vit_prune.methods.base import KeptColumns
 from vit_prune.methods.stack import Prune
 from vit_prune.ops.attention import column_attention, query_free_attention
 from vit_prune.ops.columns import gather_mask
@@ -34,36 +35,40 @@ class PrunedAttention(Attention):
         """x [B, N, D] -> [B, N, D_out]; attn_mask broadcasts to [B, H, N, N], bool (True = visible) or additive."""
         N = x.shape[1]  # prune
         gate = self.gate(x).sigmoid() if self.gate is not None else None
-        mask = host_mask(attn_mask, is_causal, x)  # prune
-        kept = self.prune(x, attn=self, mask=mask)  # prune
-        if mask is not None and kept.index is not None:  # prune
-            mask = gather_mask(mask, kept.index)  # prune
-        x = self.attend(x, kept.x, kept.bias, mask)  # prune
+        x = self.attend(x, host_mask(attn_mask, is_causal, x))  # prune
         x = self.norm(x)
         if gate is not None:
             x = x * gate
         x = self.proj(x)
         return self.proj_drop(x.expand(-1, N, -1))  # prune
 
-    def attend(self, x: Tensor, kept: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
-        """Attention of x [B, N, D] over the columns kept [B, M, D] -> [B, N or 1, A]; 1 where every query has the same row."""
-        dropout_p = self.attn_drop.p if self.training else 0.0
+    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of x [B, N, D] over the kept columns -> [B, N or 1, A]; 1 where every query has the same row."""
+        kept = self.prune(x, attn=self, mask=mask)
         if self.prune.query_key_free:
-            out = query_free_attention(self.heads(self.project(kept, 2, 3)), bias, mask=mask, dropout_p=dropout_p)
-        else:
-            impl = "math" if self.prune.impl == "auto" and not self.fused_attn else self.prune.impl
-            q, k, v = self.queries_keys_values(x, kept)
-            out = column_attention(q, k, v, bias, mask=mask, scale=self.scale, dropout_p=dropout_p, impl=impl)
+            return self.query_free(self.project(kept.x, 2, 3), kept, mask)
+        return self.weigh(*self.queries_keys_values(x, kept.x), kept, mask)
+
+    def query_free(self, v: Tensor, kept: KeptColumns, mask: Tensor | None) -> Tensor:
+        """softmax(bias) v of v [B, M, A] -> [B, 1, A]."""
+        out = query_free_attention(self.heads(v), kept.bias, mask=kept_mask(mask, kept), dropout_p=self.dropout_p())
         return out.transpose(1, 2).flatten(2)
 
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, kept: KeptColumns, mask: Tensor | None) -> Tensor:
+        """Attention of q [B, N, A] over k, v [B, M, A] -> [B, N, A]."""
+        impl = "math" if self.prune.impl == "auto" and not self.fused_attn else self.prune.impl
+        q, k, v = self.q_norm(self.heads(q)), self.k_norm(self.heads(k)), self.heads(v)
+        out = column_attention(q, k, v, kept.bias, mask=kept_mask(mask, kept), scale=self.scale, dropout_p=self.dropout_p(), impl=impl)
+        return out.transpose(1, 2).flatten(2)
+
+    def dropout_p(self) -> float:
+        return self.attn_drop.p if self.training else 0.0
+
     def queries_keys_values(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, H, N, d] of x; k, v [B, H, M, d] of the kept columns. One GEMM where x itself is kept."""
+        """q [B, N, A] of x; k, v [B, M, A] of the kept columns. One GEMM where x itself is kept."""
         if kept is x:
-            q, k, v = self.qkv(x).chunk(3, dim=-1)
-        else:
-            k, v = self.project(kept, 1, 3).chunk(2, dim=-1)
-            q = self.project(x, 0, 1)
-        return self.q_norm(self.heads(q)), self.k_norm(self.heads(k)), self.heads(v)
+            return self.qkv(x).chunk(3, dim=-1)
+        return self.project(x, 0, 1), *self.project(kept, 1, 3).chunk(2, dim=-1)
 
     def project(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Rows start to stop of (query, key, value) of the qkv projection: [B, M, D] -> [B, M, (stop - start) A]."""
@@ -75,7 +80,7 @@ class PrunedAttention(Attention):
 
     def heads(self, x: Tensor) -> Tensor:
         """[B, M, A] -> [B, H, M, d]."""
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
 
     def key_weight(self) -> Tensor:
         """W_k as [H, d, D]. Raises: ValueError where qkv is not a plain nn.Linear."""
@@ -88,6 +93,11 @@ def is_plain_linear(module: nn.Module) -> bool:
     """True where slicing the weight is the same as calling the module: an nn.Linear itself, without hooks or a forward of its own."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return type(module) is nn.Linear and not any(hooks) and "forward" not in vars(module)
+
+
+def kept_mask(mask: Tensor | None, kept: KeptColumns) -> Tensor | None:
+    """The host's mask of the kept columns."""
+    return mask if mask is None or kept.index is None else gather_mask(mask, kept.index)
 
 
 def host_mask(attn_mask: Tensor | None, is_causal: bool, x: Tensor) -> Tensor | None:
