@@ -3,6 +3,7 @@
 from vit_prune import models  # registers deit_s_bias and the others with timm
 from vit_prune.calibrate import calibrate
 from vit_prune.checkpoint import load, load_weights, save
+from vit_prune.fuse import fuse
 from vit_prune.methods.base import set_progress
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.schedules import constant, cosine, linear, step
@@ -17,6 +18,7 @@ __all__ = [
     "calibrate",
     "constant",
     "cosine",
+    "fuse",
     "linear",
     "load",
     "load_weights",

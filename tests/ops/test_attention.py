@@ -29,7 +29,7 @@ def test_reference_gradients():
     assert torch.autograd.gradcheck(reference.column_attention, [t.requires_grad_() for t in (q, k, v, bias)])
 
 
-@pytest.mark.parametrize("impl", ["sdpa", "math", "auto"])
+@pytest.mark.parametrize("impl", ["sdpa", "channel", "math", "auto"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("masked", [False, True])
@@ -45,7 +45,7 @@ def test_every_impl_stays_within_the_error_budget(impl, dtype, heads, masked):
     assert_within_budget(column_attention(*narrow, bias.float(), mask=mask, impl=impl), exact=exact, eager=eager)
 
 
-@pytest.mark.parametrize("impl", ["sdpa", "math"])
+@pytest.mark.parametrize("impl", ["sdpa", "channel", "math"])
 def test_bias_is_added_after_scaling_and_in_no_other_place(impl):
     q, k, v = qkv(dtype=torch.float32)
     bias = torch.randn(2, 3, 5)
@@ -53,7 +53,7 @@ def test_bias_is_added_after_scaling_and_in_no_other_place(impl):
     torch.testing.assert_close(column_attention(q, k, v, bias, scale=0.5, impl=impl), by_hand)
 
 
-@pytest.mark.parametrize("impl", ["sdpa", "math"])
+@pytest.mark.parametrize("impl", ["sdpa", "channel", "math"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["bool", "float", "bias"])
 def test_a_fully_masked_sample_gives_zeros_and_finite_gradients(impl, dtype, kind):
@@ -72,7 +72,7 @@ def test_a_fully_masked_sample_gives_zeros_and_finite_gradients(impl, dtype, kin
     assert all(t.grad.isfinite().all() for t in (q, k, v, bias))
 
 
-@pytest.mark.parametrize("impl", ["sdpa", "math"])
+@pytest.mark.parametrize("impl", ["sdpa", "channel", "math"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_overflow_stays_finite_and_right(impl, dtype):
     q, k, v = qkv(d=64, dtype=dtype)
@@ -119,6 +119,39 @@ def test_only_the_bias_trains_and_its_gradient_is_that_of_math():
     assert gradients[0].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("d", [6, 7, 8, 64])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_of_the_channel_are_those_of_the_formula(d, heads, masked):
+    mask = torch.rand(2, 1, 7, 5, generator=torch.Generator().manual_seed(2)) > 0.3 if masked else None
+    bias = torch.randn(2, heads, 5, generator=torch.Generator().manual_seed(1))
+
+    def gradients(call, dtype):
+        inputs = [t.detach().to(dtype).requires_grad_() for t in (*qkv(d=d), bias)]
+        call(*inputs, mask=mask).pow(2).sum().backward()
+        return [t.grad for t in inputs]
+
+    fused = gradients(lambda q, k, v, b, mask: column_attention(q, k, v, b.detach(), mask=mask, impl="sdpa") + 0 * b.sum(), torch.float32)
+    exact = gradients(reference.column_attention, torch.float64)
+    actual = gradients(column_attention, torch.float32)
+    for part in range(3):  # q, k, v
+        assert_within_budget(actual[part], exact=exact[part], eager=fused[part], factor=3)
+    error = (actual[3].double() - exact[3]).abs().max()
+    assert error < 1e-5 * exact[3].abs().max()  # PyTorch's kernel has an exponential of 20 bits
+
+
+def test_a_bias_that_learns_stays_on_the_fused_kernel_and_needs_no_square_of_memory():
+    q, k, v = (t.requires_grad_() for t in qkv(N=64, M=64, dtype=torch.float32))
+    saved = []
+    for bias, keeps_weights in ((torch.zeros(2, 3, 64, requires_grad=True), False), (torch.zeros(2, 3, 64), False)):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+            column_attention(q, k, v, bias)
+        assert any(shape[-2:] == (64, 64) for shape in saved) == keeps_weights
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+        column_attention(q, k, v, torch.zeros(2, 3, 64, requires_grad=True), impl="sdpa")
+    assert any(shape[-2:] == (64, 64) for shape in saved)  # what the channel avoids
+
+
 def test_wrong_arguments_are_named():
     q, k, v = qkv(dtype=torch.float32)
     with pytest.raises(NotImplementedError, match=r"triton"):
@@ -133,7 +166,7 @@ def test_wrong_arguments_are_named():
         column_attention(q, k, v, dropout_p=0.1, impl="reference")
 
 
-@pytest.mark.parametrize("impl", ["sdpa", "math", "reference"])
+@pytest.mark.parametrize("impl", ["sdpa", "channel", "math", "reference"])
 def test_a_wide_bias_beside_half_queries_neither_overflows_nor_fails(impl):
     q, k, v = qkv(dtype=torch.float16)
     bias = torch.tensor([1e5, 1e5, 0.0, 0.0, 0.0], dtype=torch.bfloat16).expand(2, 3, 5)  # beyond float16, as wide in bits

@@ -20,6 +20,7 @@ from vit_prune.checkpoint.rebuild import build
 from vit_prune.checkpoint.record import FORMAT, describe
 from vit_prune.methods.schedules import Keep
 from vit_prune.patch import set_keep, warn_if_untrained
+from vit_prune.patch.fused import is_fused
 from vit_prune.version import __version__
 
 __all__ = ["LoadedWeights", "load", "load_weights", "read_checkpoint", "save"]
@@ -39,6 +40,8 @@ def save(model: nn.Module, directory: str | Path, *, model_args: Mapping | None 
     Raises: ValueError, before anything is written, where the recorded arguments do not build this model again.
     """
     model = unwrap(model)
+    if is_fused(model):
+        raise ValueError("a fused model cannot be saved: save the model before vp.fuse, and fuse what vp.load gives")
     state = model.state_dict()
     if any(value.is_meta for value in state.values()):
         raise ValueError("a model on the meta device has no weights to save")

@@ -10,6 +10,7 @@ Legend: N tokens (queries), M kept columns, H heads, d head dim, A = H d, D widt
     gate, proj N per weight   mlp        N per weight of every nn.Linear
     bias       N D H          selection  what the selection costs, see ColumnsMethod.macs
 
+A fused model counts as the same model before vp.fuse: the rows of zeros that fill up its GEMM are not counted.
 Without queries and keys: no q, M D A for the values, no qk, M A for softmax(bias) v, and one row through proj (N with an output gate).
 """
 
@@ -27,6 +28,7 @@ from vit_prune.methods.base import PROVIDERS
 from vit_prune.methods.columns import ColumnsMethod
 from vit_prune.methods.stack import Prune
 from vit_prune.ops.columns import num_kept
+from vit_prune.patch.fused import FusedAttention
 from vit_prune.patch.timm import BLOCKS, ROOTS, PrunedAttention, is_plain_linear
 
 __all__ = ["BLOCK_PARTS", "BlockMacs", "ModelMacs", "count_macs", "macs"]
@@ -125,10 +127,10 @@ def _block(sheet: Sheet, block: nn.Module, num_tokens: int, given: int | None) -
     if type(block) not in BLOCKS:
         raise sheet.refuse(block, ", ".join(kind.__name__ for kind in BLOCKS))
     attn = block.attn
-    if type(attn) not in (Attention, PrunedAttention):
-        raise sheet.refuse(attn, "Attention, PrunedAttention")
-    stack = attn.prune if type(attn) is PrunedAttention else None
-    if stack is not None and not is_plain_linear(attn.qkv):
+    if type(attn) not in (Attention, PrunedAttention, FusedAttention):
+        raise sheet.refuse(attn, "Attention, PrunedAttention, FusedAttention")
+    stack = getattr(attn, "prune", None)
+    if type(attn) is PrunedAttention and not is_plain_linear(attn.qkv):
         raise TypeError(f"{sheet.names[attn.qkv]} is a {type(attn.qkv).__name__} or has hooks: a patched block calls it whole, and its MACs are not known")
     columns = _num_columns(sheet.names[attn], stack, num_tokens, given)
     mlp = sheet.mlp(block.mlp, num_tokens)
@@ -175,7 +177,7 @@ def _attention(sheet: Sheet, attn: nn.Module, num_tokens: int, num_columns: int,
     """The host's own products, without the methods'. key_free: attention is softmax(bias) v, one row for all queries."""
     queries = 0 if key_free else num_tokens
     proj_rows = 1 if key_free and attn.gate is None else num_tokens
-    per_row = sheet.linear(attn.qkv, 1) // 3  # D A, a third of the qkv projection
+    per_row = attn.width * attn.attn_dim if type(attn) is FusedAttention else sheet.linear(attn.qkv, 1) // 3  # D A, a third of the qkv projection
     return {
         "q": queries * per_row,
         "kv": num_columns * per_row * (1 if key_free else 2),

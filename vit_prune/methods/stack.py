@@ -75,4 +75,4 @@ def prune_stacks(model: nn.Module) -> list[Prune]:
 
 def columns_methods(model: nn.Module) -> list[Method]:
     """The methods that provide columns, in block order."""
-    return [method for stack in prune_stacks(model) for method in stack.children() if method.answers("columns")]
+    return [method for stack in prune_stacks(model) for method in stack.choosers]

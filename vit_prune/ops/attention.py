@@ -4,6 +4,7 @@ B batch, N queries, M kept columns, H heads, d head dim.
 q [B, H, N, d];  k, v [B, H, M, d];  bias [B, H or 1, M];  mask broadcasts to [B, H, N, M].
 """
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from vit_prune.ops import reference
 
-IMPLS = ("auto", "sdpa", "math", "reference", "triton")
+IMPLS = ("auto", "sdpa", "channel", "math", "reference", "triton")
+CHANNEL_PAYS_FROM = 1_024  # columns, on CUDA: below, the wider head costs more than the additive term's gradient
+UNIT = 16.0  # of q's extra channel; in float16 k's then reaches from 0 to -32,752 * 16 * scale: further than any q k
+ALIGNMENT = 8  # head dims are padded to a multiple of it, as the flash kernels ask
 
 
 def column_attention(
@@ -35,19 +39,22 @@ def column_attention(
         mask: bool (True = visible) or additive float, broadcastable to [B, H, N, M]. A row with nothing visible gives zeros.
         scale: factor on the logits; None means d ** -0.5.
         dropout_p: dropout on the attention weights.
-        impl: "sdpa" (PyTorch's fused kernels), "math" (matmul, float32 softmax, matmul), "reference" (the formula in the inputs' own
-            dtype, no dropout), or "auto": sdpa, but math on CUDA where the bias alone needs a gradient (pytorch #148476).
+        impl: "sdpa" (PyTorch's fused kernels with an additive term), "channel" (the same kernels, with the bias as one more channel of q and k:
+            no term that needs a gradient is left), "math" (matmul, float32 softmax, matmul), "reference" (the formula in the inputs' own
+            dtype, no dropout), or "auto": sdpa, and while the bias learns what `_choose` says.
 
     Returns: [B, H, N, d] in v's dtype.
     Raises: ValueError for shapes that do not fit or an unknown impl; NotImplementedError for "triton".
     """
     _check(q, k, v, bias, mask, dropout_p, impl)
     if impl == "auto":
-        impl = _choose(q, k, v, bias)
+        impl = _choose(q, k, v, bias, dropout_p)
     if impl == "reference":
         return reference.column_attention(q, k, v, bias, mask=mask, scale=scale)
     if impl == "math":
         return _math(q, k, v, bias, mask, scale, dropout_p)
+    if impl == "channel" and bias is not None:
+        return _channel(q, k, v, bias, mask, scale, dropout_p)
     term = _additive_term(bias, mask, v.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=term, dropout_p=dropout_p, scale=scale)
 
@@ -90,9 +97,42 @@ def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | 
         raise ValueError(f"mask must have 4 dims that broadcast to [{B}, {H}, {q.shape[2]}, {M}], got {tuple(mask.shape)}")
 
 
-def _choose(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> str:
-    only_bias_trains = bias is not None and bias.requires_grad and not (q.requires_grad or k.requires_grad or v.requires_grad)
-    return "math" if only_bias_trains and q.device.type == "cuda" else "sdpa"
+def _choose(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float) -> str:
+    """An additive term that needs a gradient drops PyTorch's attention to plain matmuls on the CPU, and off flash and cuDNN on CUDA."""
+    if bias is None or not (bias.requires_grad and torch.is_grad_enabled()):
+        return "sdpa"
+    if q.device.type != "cuda":
+        return "sdpa" if dropout_p else "channel"  # with dropout there is no fused kernel on the CPU
+    if not (q.requires_grad or k.requires_grad or v.requires_grad):
+        return "math"  # pytorch #148476
+    return "channel" if q.dtype != torch.float32 and k.shape[2] >= CHANNEL_PAYS_FROM else "sdpa"
+
+
+def _channel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, scale: float | None, dropout_p: float) -> Tensor:
+    """q' = [q, u, 0...], k' = [k, bias / (u scale), 0...], v' = [v, 0...]: scale * q' k'^T is scale * q k^T + bias, and the kernels see no bias."""
+    d = q.shape[-1]
+    scale = d**-0.5 if scale is None else scale
+    rest = -(d + 1) % ALIGNMENT
+    hidden = bias.detach() == -math.inf
+    channel = _finite(bias, hidden, q.dtype, UNIT * scale).expand(*k.shape[:2], -1)[..., None]
+    unit = q.new_full((), UNIT).expand(*q.shape[:3], 1)
+    if mask is not None:
+        mask = reference.additive(mask, v.dtype).masked_fill(hidden[:, :, None, :], -math.inf)
+    else:
+        v = v * ~hidden.all(-1)[:, :, None, None]  # nothing visible: zeros
+    q, k, v = _pad(torch.cat([q, unit], -1), rest), _pad(torch.cat([k, channel], -1), rest), F.pad(v, (0, rest + 1))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale)[..., :d]
+
+
+def _pad(x: Tensor, rest: int) -> Tensor:
+    return F.pad(x, (0, rest)) if rest else x
+
+
+def _finite(bias: Tensor, hidden: Tensor, dtype: torch.dtype, unit: float) -> Tensor:
+    """bias / unit in `dtype`, shifted so that the largest is 0 (softmax does not see it); hidden columns far below."""
+    lowest = torch.finfo(dtype).min / 2
+    peak = bias.detach().masked_fill(hidden, lowest).amax(-1, keepdim=True)
+    return ((bias - peak) / unit).clamp(min=lowest).to(dtype)
 
 
 def _math(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float | None, dropout_p: float) -> Tensor:

@@ -112,26 +112,35 @@ def merge(
 
     Returns: x [B, M, D] and bias [B, H or 1, M].
     """
-    bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
-    weight = bias.mean(1, keepdim=True) if weight is None else weight[:, None].to(bias.dtype)
+    wide = torch.promote_types(bias.dtype, torch.float32)
+    weight = bias.mean(1) if weight is None else weight
+    logits = torch.cat([weight[:, None].to(wide), bias.to(wide)], dim=1)  # [B, 1 + h, N]
     source, silent = _sources(selection, num_prefix, visible)
     target, real = _targets(selection, num_prefix, visible)
     column = num_prefix + _nearest(gather_tokens(features, source), gather_tokens(features, target), real)  # [B, S]
+    kept_logits, source_logits = gather_bias(logits, selection.kept), gather_bias(logits, source)
+    if silent is not None:
+        source_logits = source_logits.masked_fill(silent[:, None], -math.inf)
+    total = _cluster_logsumexp(kept_logits, source_logits, column)  # [B, 1 + h, M]
+    kept_share = (kept_logits[:, 0] - total[:, 0]).exp()
+    source_share = (source_logits[:, 0] - total[:, 0].gather(1, column)).exp()
+    merged = _sum_members(x, torch.cat([selection.kept, source], 1), column, torch.cat([kept_share, source_share], 1).to(x.dtype))
+    return merged, total[:, 1:]
 
-    def ends(logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the columns [B, h, M] and of the sources [B, h, S]."""
-        sources = gather_bias(logits, source)
-        return gather_bias(logits, selection.kept), sources if silent is None else sources.masked_fill(silent[:, None], float("-inf"))
 
-    return _weighted_mean(x, *ends(weight), selection.kept, source, column), _cluster_logsumexp(*ends(bias), column)
+def _sum_members(x: Tensor, member: Tensor, column: Tensor, share: Tensor) -> Tensor:
+    """Each column's sum of share * x over its members: x [B, N, D], member and share [B, M + S], column [B, S] of the sources -> [B, M, D].
 
-
-def _weighted_mean(x: Tensor, kept_logit: Tensor, source_logit: Tensor, kept: Tensor, source: Tensor, column: Tensor) -> Tensor:
-    """Mean of each cluster weighted by the softmax of its logits: [B, 1, M] and [B, 1, S] -> [B, M, D]."""
-    total = _cluster_logsumexp(kept_logit, source_logit, column)  # [B, 1, M]
-    kept_weight = (kept_logit - total).exp().mT.to(x.dtype)  # [B, M, 1]
-    source_weight = (source_logit - total.gather(2, column[:, None])).exp().mT.to(x.dtype)  # [B, S, 1]
-    return (gather_tokens(x, kept) * kept_weight).scatter_add(1, column[:, :, None].expand(-1, -1, x.shape[-1]), gather_tokens(x, source) * source_weight)
+    Sorted by column, this is one lookup with a sum per bag: several times as fast on a CPU as scatter_add, which adds element by element.
+    """
+    B, N, _ = x.shape
+    M = member.shape[1] - column.shape[1]
+    image = torch.arange(B, device=x.device)[:, None]
+    own = torch.arange(M, device=x.device).expand(B, -1)
+    bag, order = (torch.cat([own, column], 1) + image * M).sort(dim=1, stable=True)
+    rows = (member.gather(1, order) + image * N).flatten()
+    first = torch.searchsorted(bag.flatten(), torch.arange(B * M, device=x.device))
+    return F.embedding_bag(rows, x.flatten(0, 1), first, mode="sum", per_sample_weights=share.gather(1, order).flatten()).unflatten(0, (B, M))
 
 
 def _sources(selection: Selection, num_prefix: int, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -167,7 +176,7 @@ def _nearest(source: Tensor, target: Tensor, target_is_real: Tensor | None) -> T
     similarity = source @ F.normalize(target.float(), dim=-1).to(target.dtype).mT  # in half precision its epsilon would be 0
     if target_is_real is not None:
         similarity = similarity.masked_fill(~target_is_real[:, None, :], float("-inf"))
-    return similarity.argmax(-1)
+    return similarity.max(-1).indices  # in half precision 4 times as fast as argmax on a CPU
 
 
 def _cluster_logsumexp(kept: Tensor, source: Tensor, column: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from vit_prune.methods.stack import Prune, columns_methods, prune_stacks
 from vit_prune.methods.token_bias import TokenBiasMethod
 from vit_prune.ops.attention import IMPLS
 from vit_prune.patch.check import check_host, check_runnable, expand
+from vit_prune.patch.fused import is_fused
 from vit_prune.patch.timm import PrunedAttention
 
 Methods = MethodConfig | Sequence[MethodConfig]
@@ -47,7 +48,9 @@ def patch(model: nn.Module, methods: Methods, *, impl: str = "auto") -> nn.Modul
 
 
 def unpatch(model: nn.Module) -> nn.Module:
-    """Take everything that `patch` added out again: plain timm, bit for bit. Raises: ValueError where nothing is patched."""
+    """Take everything that `patch` added out again: plain timm, bit for bit. Raises: ValueError where nothing is patched, or fused."""
+    if is_fused(model):
+        raise ValueError("a fused model has no qkv to give back: unpatch the model before vp.fuse, or a copy of it")
     patched_attention = [module for module in model.modules() if type(module) is PrunedAttention]
     if not patched_attention:
         raise ValueError("the model is not patched")

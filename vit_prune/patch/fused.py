@@ -22,6 +22,7 @@ class FusedAttention(PrunedAttention):
     bias: Tensor | None
     widths: dict[str, int]  # rows of each readout, in order
     first: int  # Q + R
+    width: int  # D
 
     def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """As PrunedAttention.attend. Raises: RuntimeError in training mode."""
@@ -60,10 +61,10 @@ def fuse_attention(attn: PrunedAttention) -> None:
     maps = attn.prune.readouts(attn)
     qkv, bias = attn.qkv.weight.detach(), attn.qkv.bias
     attn.widths = {name: len(rows) for name, rows in maps.items()}
-    num_rows = sum(attn.widths.values())
-    padding = qkv.new_zeros(-num_rows % ROWS, attn.qkv.in_features)
+    padding = qkv.new_zeros(-sum(attn.widths.values()) % ROWS, attn.qkv.in_features)
     readouts = torch.cat([*(rows.detach().to(qkv) for rows in maps.values()), padding])
     queries, key_values = (qkv[:0], qkv[2 * A :]) if key_free else (qkv[:A], qkv[A:])
+    attn.width = attn.qkv.in_features
     attn.first = len(queries) + len(readouts)
     del attn.qkv
     attn.__class__ = FusedAttention

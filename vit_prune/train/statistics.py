@@ -51,11 +51,11 @@ def columns_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
 
 def bias_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
     """x [B, N, D] is the block's normed input: what its bias of all N tokens is like, before the selection."""
-    biases = [bias for method in stack.children() if (bias := method.bias(x)) is not None]
+    biases = [method.bias(x) for method in stack.biases]
     if not biases:
         return dict.fromkeys(("bias_std", "bias_max", "kept_mass", "weight_norm"))
     bias = sum(biases).float()  # [B, H or 1, N]
-    weights = [method.weight for method in stack.children() if method.answers("bias") and hasattr(method, "weight")]
+    weights = [method.weight for method in stack.biases if hasattr(method, "weight")]
     return {
         "bias_std": bias.std(-1).mean().item(),
         "bias_max": bias.abs().max().item(),

@@ -1,0 +1,146 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import vit_prune as vp
+from tests.helpers import assert_within_budget, kept_indices, randomise_bias, tiny_named, tiny_vit
+from vit_prune.measure.macs import macs
+from vit_prune.patch.fused import FusedAttention
+
+pytestmark = pytest.mark.filterwarnings("ignore:the token bias is all zero")
+METHODS = {
+    "bias": vp.TokenBias(),
+    "shared": vp.TokenBias(per_head=False, keep=0.5),
+    "pruned": vp.TokenBias(keep="1,.5"),
+    "merged": [vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge")],
+    "column_mean": vp.Columns(keep=0.5, importance="column_mean", dropped="merge"),
+    "both": [vp.TokenBias(), vp.Columns(keep=0.5, importance="column_mean")],
+    "gumbel": [vp.TokenBias(), vp.Columns(keep=0.5, sampling="gumbel")],
+    "random": vp.Columns(keep=0.5, importance="random"),
+    "mass": [vp.TokenBias(), vp.Columns(rule="mass", tau=0.6)],
+    "query-key-free": vp.TokenBias(keep=0.5, query_key_free=1),
+    "query-key-free, merged": [vp.TokenBias(query_key_free=1), vp.Columns(keep=0.5, importance="column_mean", dropped="merge")],
+}
+HOSTS = {
+    "plain": {},
+    "no qkv bias": {"qkv_bias": False},
+    "LayerScale": {"init_values": 0.5},
+    "registers": {"reg_tokens": 4},
+    "average": {"global_pool": "avg"},
+    "qk-norm": {"qk_norm": True},
+}
+
+
+def patched_model(method, host="plain", scale=1.0):
+    model = tiny_vit(**HOSTS[host])
+    methods = METHODS[method]
+    if host != "qk-norm":
+        vp.calibrate(model, [torch.randn(4, 3, 32, 32)], rank=8)
+    return randomise_bias(vp.patch(model, methods), scale)
+
+
+def fused_pair(*args, **kwargs):
+    model = patched_model(*args, **kwargs)
+    return model, vp.fuse(copy.deepcopy(model))
+
+
+@pytest.mark.parametrize(("method", "host"), [*((method, "plain") for method in METHODS), *(("pruned", host) for host in HOSTS), ("query-key-free", "qk-norm")])
+def test_a_fused_model_is_the_same_function(method, host):
+    model, fused = fused_pair(method, host)
+    assert all(type(block.attn) is FusedAttention and not hasattr(block.attn, "qkv") for block in fused.blocks)
+    for batch in (1, 3):
+        images = torch.randn(batch, 3, 32, 32)
+        with torch.no_grad():
+            torch.testing.assert_close(fused(images), model(images), rtol=1e-4, atol=1e-5)
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(kept_indices(model, images), kept_indices(fused, images), strict=True))
+
+
+def test_every_row_of_the_readouts_rides_where_it_should():
+    model, fused = fused_pair("merged")
+    attn, weight = fused.blocks[0].attn, model.blocks[0].attn.qkv.weight
+    assert attn.widths == {"token_bias": 4, "features": 8}
+    assert attn.weight.shape == (3 * 32 + 16, 32)  # 12 rows filled up to 16
+    assert torch.equal(attn.weight[:32], weight[:32])
+    assert torch.equal(attn.weight[32:36], model.blocks[0].attn.prune.token_bias.weight)
+    assert torch.equal(attn.weight[48:], weight[32:])
+
+
+def test_one_product_where_every_column_stays_and_two_where_not(monkeypatch):
+    calls = []
+    linear = nn.functional.linear
+    _, fused = fused_pair("pruned")
+    monkeypatch.setattr(nn.functional, "linear", lambda x, *args: calls.append(tuple(x.shape)) or linear(x, *args))
+    fused.forward_features(torch.randn(1, 3, 32, 32))
+    host = [(1, 17, 32), (1, 17, 32), (1, 17, 128)]  # proj, and the two layers of the MLP
+    assert calls == [(1, 17, 32), *host, (1, 17, 32), (1, 9, 32), *host]
+
+
+@pytest.mark.parametrize("method", ["bias", "pruned", "both"])
+def test_in_bfloat16_it_stays_within_the_error_budget_of_the_unfused_model(method):
+    torch.manual_seed(0)
+    x = torch.randn(2, 17, 32).bfloat16()
+    model, fused = (one.bfloat16().blocks[0].attn for one in fused_pair(method, scale=0.05))
+    exact = copy.deepcopy(model).double()
+    choose = type(model.prune).forward
+    kept = choose(exact.prune, x.double(), attn=exact, mask=None)
+    with torch.no_grad():
+        for attn in (model, fused):  # the same columns: which of two near-equal ones stays is not an error
+            attn.prune.register_forward_hook(
+                lambda module, args, out: (
+                    out
+                    if kept.index is None
+                    else out._replace(x=x.gather(1, kept.index[..., None].expand(-1, -1, 32)), index=kept.index, bias=kept.bias.to(out.bias.dtype))
+                )
+            )
+        assert_within_budget(fused(x), exact=exact(x.double()), eager=model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_huge_bias_stays_finite_in_half_precision(dtype):
+    model, fused = fused_pair("pruned", scale=1.5e4)
+    images = torch.randn(2, 3, 32, 32, dtype=dtype)
+    biases = []
+    model.blocks[0].attn.prune.register_forward_hook(lambda module, args, out: biases.append(out.bias))
+    assert fused.to(dtype)(images).isfinite().all()
+    assert model.to(dtype)(images).isfinite().all()
+    assert biases[0].abs().max() > torch.finfo(torch.float16).max
+
+
+def test_set_keep_copies_and_dtypes_work_on_a_fused_model():
+    model, fused = fused_pair("pruned")
+    images = torch.randn(2, 3, 32, 32)
+    for keep in (1.0, 0.25, [0.5, 1.0]):
+        vp.set_keep(model, keep)
+        vp.set_keep(fused, keep)
+        torch.testing.assert_close(copy.deepcopy(fused)(images), model(images), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fused.double()(images.double()), model.double()(images.double()))
+
+
+def test_a_fused_model_counts_as_the_model_that_it_was():
+    for method in ("pruned", "column_mean", "query-key-free"):
+        model, fused = fused_pair(method)
+        assert macs(fused).to_dict() == macs(model).to_dict()
+
+
+@pytest.mark.parametrize("what", ["plain", "twice", "training", "hooked", "save", "unpatch", "patch", "train after"])
+def test_what_cannot_be_is_refused_and_changes_nothing(what, tmp_path):
+    model = randomise_bias(vp.patch(tiny_named(), vp.TokenBias(keep=0.5)))
+    refused = {
+        "plain": (lambda: vp.fuse(tiny_vit()), ValueError, "not patched"),
+        "twice": (lambda: vp.fuse(vp.fuse(model)), ValueError, "fused already"),
+        "training": (lambda: vp.fuse(model.train()), ValueError, r"model\.eval"),
+        "hooked": (lambda: vp.fuse(model), TypeError, r"blocks\.1\.attn\.qkv"),
+        "save": (lambda: vp.save(vp.fuse(model), tmp_path), ValueError, "before vp.fuse"),
+        "unpatch": (lambda: vp.unpatch(vp.fuse(model)), ValueError, "before vp.fuse"),
+        "patch": (lambda: vp.patch(vp.fuse(model), vp.TokenBias()), ValueError, "patched already"),
+        "train after": (lambda: vp.fuse(model).train()(torch.randn(1, 3, 32, 32)), RuntimeError, "inference"),
+    }
+    if what == "hooked":
+        model.blocks[1].attn.qkv.register_forward_hook(lambda *args: None)
+    call, error, message = refused[what]
+    with pytest.raises(error, match=message):
+        call()
+    if what == "hooked":
+        assert not any(isinstance(module, FusedAttention) for module in model.modules())
