@@ -52,6 +52,11 @@ def test_no_graph_break_and_no_compilation_beyond_timms_own(method, training, pl
     assert compilations(dynamic_model(method).train(training)) <= plain_compilations <= 7
 
 
+@pytest.mark.parametrize("method", ["pruned", "column_mean", "query-key-free"])
+def test_a_fused_model_compiles_as_often(method, plain_compilations):
+    assert compilations(vp.fuse(dynamic_model(method))) <= plain_compilations
+
+
 def test_set_keep_compiles_once_for_each_schedule():
     model, counter = dynamic_model("pruned"), CompileCounter()
     compiled, images = torch.compile(model, backend=counter, fullgraph=True), torch.randn(2, 3, 32, 32)
