@@ -60,7 +60,8 @@ def test_a_fused_model_is_the_same_function(method, host):
 def test_every_row_of_the_readouts_rides_where_it_should():
     model, fused = fused_pair("merged")
     attn, weight = fused.blocks[0].attn, model.blocks[0].attn.qkv.weight
-    assert attn.widths == {"token_bias": 4, "features": 8}
+    assert attn.names == ("token_bias", "features")
+    assert attn.first == (32, 4, 8, 4)
     assert attn.weight.shape == (3 * 32 + 16, 32)  # 12 rows filled up to 16
     assert torch.equal(attn.weight[:32], weight[:32])
     assert torch.equal(attn.weight[32:36], model.blocks[0].attn.prune.token_bias.weight)

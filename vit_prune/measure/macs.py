@@ -177,7 +177,7 @@ def _attention(sheet: Sheet, attn: nn.Module, num_tokens: int, num_columns: int,
     """The host's own products, without the methods'. key_free: attention is softmax(bias) v, one row for all queries."""
     queries = 0 if key_free else num_tokens
     proj_rows = 1 if key_free and attn.gate is None else num_tokens
-    per_row = attn.width * attn.attn_dim if type(attn) is FusedAttention else sheet.linear(attn.qkv, 1) // 3  # D A, a third of the qkv projection
+    per_row = attn.weight.shape[1] * attn.attn_dim if type(attn) is FusedAttention else sheet.linear(attn.qkv, 1) // 3  # D A, a third of the qkv projection
     return {
         "q": queries * per_row,
         "kv": num_columns * per_row * (1 if key_free else 2),

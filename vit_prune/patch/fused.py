@@ -20,60 +20,49 @@ class FusedAttention(PrunedAttention):
 
     weight: Tensor
     bias: Tensor | None
-    widths: dict[str, int]  # rows of each readout, in order
-    first: int  # Q + R
-    width: int  # D
+    names: tuple[str, ...]  # of the readouts, in order
+    first: tuple[int, ...]  # rows of the queries, of each readout, of the padding
+    last: tuple[int, int]  # of keys and values
 
     def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """As PrunedAttention.attend. Raises: RuntimeError in training mode."""
         if self.training:
             raise RuntimeError("a fused model is for inference: call model.eval(), or train the model before vp.fuse")
         if self.prune.keeps_all:
-            projected = F.linear(x, self.weight, self.bias)
-            kept = self.prune(x, attn=self, mask=mask, read=self.read(projected))
-            key_value = projected[..., self.first :]
+            q, *parts, k, v = torch.split_with_sizes(F.linear(x, self.weight, self.bias), self.first + self.last, -1)
+            kept = self.prune(x, attn=self, mask=mask, read=self.read(parts))
         else:
-            projected = self.project(x, 0, self.first)
-            kept = self.prune(x, attn=self, mask=mask, read=self.read(projected))
-            key_value = self.project(kept.x, self.first, None)
-        if self.prune.query_key_free:
-            return self.query_free(key_value, kept, mask)
-        return self.weigh(projected[..., : self.attn_dim], *key_value.chunk(2, dim=-1), kept, mask)
+            rows = sum(self.first)
+            q, *parts = torch.split_with_sizes(self.project(x, 0, rows), self.first, -1)
+            kept = self.prune(x, attn=self, mask=mask, read=self.read(parts))
+            k, v = torch.split_with_sizes(self.project(kept.x, rows, None), self.last, -1)
+        return self.query_free(v, kept, mask) if self.prune.query_key_free else self.weigh(q, k, v, kept, mask)
 
     def project(self, x: Tensor, start: int, stop: int | None) -> Tensor:
         """Rows start to stop of the weight: [B, M, D] -> [B, M, stop - start]."""
         return F.linear(x, self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
 
-    def read(self, projected: Tensor) -> Readouts:
-        """The readouts, each [B, N, rows]; none in float16, where a bias of 1e5 would be infinite: the methods compute their own then."""
-        if projected.dtype == torch.float16:
-            return NOTHING
-        start, read = 0 if self.prune.query_key_free else self.attn_dim, {}
-        for name, width in self.widths.items():
-            read[name] = projected[..., start : start + width]
-            start += width
-        return read
+    def read(self, parts: list[Tensor]) -> Readouts:
+        """The readouts by name; none in float16, where a bias of 1e5 would be infinite: the methods compute their own then."""
+        return NOTHING if parts[0].dtype == torch.float16 else dict(zip(self.names, parts, strict=False))
 
 
 def fuse_attention(attn: PrunedAttention) -> None:
     """Turn one attention into a FusedAttention, in place."""
-    A, key_free = attn.attn_dim, attn.prune.query_key_free
+    A, qkv, bias = attn.attn_dim, attn.qkv.weight.detach(), attn.qkv.bias
     maps = attn.prune.readouts(attn)
-    qkv, bias = attn.qkv.weight.detach(), attn.qkv.bias
-    attn.widths = {name: len(rows) for name, rows in maps.items()}
-    padding = qkv.new_zeros(-sum(attn.widths.values()) % ROWS, attn.qkv.in_features)
-    readouts = torch.cat([*(rows.detach().to(qkv) for rows in maps.values()), padding])
-    queries, key_values = (qkv[:0], qkv[2 * A :]) if key_free else (qkv[:A], qkv[A:])
-    attn.width = attn.qkv.in_features
-    attn.first = len(queries) + len(readouts)
+    widths = [len(rows) for rows in maps.values()]
+    padding = -sum(widths) % ROWS
+    queries, keys = (0, 0) if attn.prune.query_key_free else (A, A)
+    riders = torch.cat([*(rows.detach().to(qkv) for rows in maps.values()), qkv.new_zeros(padding, qkv.shape[1])])
+    attn.names, attn.first, attn.last = tuple(maps), (queries, *widths, padding), (keys, A)
     del attn.qkv
     attn.__class__ = FusedAttention
-    attn.register_buffer("weight", torch.cat([queries, readouts, key_values]))
-    attn.register_buffer("bias", None if bias is None else _bias(bias.detach(), len(queries), len(readouts), len(key_values)))
-
-
-def _bias(bias: Tensor, queries: int, readouts: int, key_values: int) -> Tensor:
-    return torch.cat([bias[:queries], bias.new_zeros(readouts), bias[len(bias) - key_values :]])
+    attn.register_buffer("weight", torch.cat([qkv[:queries], riders, qkv[2 * A - keys :]]))
+    attn.register_buffer("bias", None)
+    if bias is not None:
+        bias = bias.detach()
+        attn.bias = torch.cat([bias[:queries], bias.new_zeros(len(riders)), bias[2 * A - keys :]])
 
 
 def is_fused(model: nn.Module) -> bool:
