@@ -4,6 +4,7 @@ from vit_prune import models  # registers deit_s_bias and the others with timm
 from vit_prune.calibrate import calibrate
 from vit_prune.checkpoint import load, load_weights, save
 from vit_prune.fuse import fuse
+from vit_prune.measure.summary import report
 from vit_prune.methods.base import set_progress
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.schedules import constant, cosine, linear, step
@@ -25,6 +26,7 @@ __all__ = [
     "models",
     "patch",
     "patched",
+    "report",
     "save",
     "set_keep",
     "set_progress",

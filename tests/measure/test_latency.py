@@ -3,46 +3,21 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
+from tests.measure.fake import FakeDevice
 from vit_prune.measure.latency import PairedLatency, paired_latency, sign_test_rank
 from vit_prune.measure.report import latency_table
 
 
-class FakeDevice:
-    """Calls return at once and leave work behind; only `synchronize` moves the clock, in seconds."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.pending = 0.0
-        self.calls = []
-
-    def model(self, name: str, seconds: float, first: float | None = None):
-        def call() -> None:
-            self.pending += first if first is not None and name not in self.calls else seconds
-            self.calls.append(name)
-
-        return call
-
-    def synchronize(self) -> None:
-        self.now += self.pending
-        self.pending = 0.0
-
-
 def timed(device: FakeDevice, candidates: dict, **kwargs) -> PairedLatency:
-    return paired_latency(candidates, synchronize=device.synchronize, clock=lambda: device.now, **kwargs)
+    return paired_latency(candidates, clock=device.host_clock(), **kwargs)
 
 
-def test_work_that_is_still_running_is_waited_for():
-    """Without synchronize every call takes no time at all."""
+def test_each_candidate_is_billed_its_own_work():
     device = FakeDevice()
     latency = timed(device, {"dense": device.model("dense", 0.002), "pruned": device.model("pruned", 0.001)}, runs=5, warmup=0)
     assert latency.medians_ms == pytest.approx({"dense": 2.0, "pruned": 1.0})
     assert latency.ratio("dense", "pruned").median == pytest.approx(2.0)
-
-
-def test_work_left_by_others_is_not_billed_to_the_first_call():
-    device = FakeDevice()
-    device.pending = 10.0
-    assert timed(device, {"a": device.model("a", 0.001)}, runs=1, warmup=0).times_ms["a"] == pytest.approx((1.0,))
+    assert device.synchronised == [count for call in range(10) for count in (call, call + 1)]
 
 
 def test_a_first_call_that_takes_a_second_is_warm_up():
@@ -53,10 +28,28 @@ def test_a_first_call_that_takes_a_second_is_warm_up():
     assert cold.times_ms["a"] == pytest.approx((1000.0, 1.0))
 
 
-def test_candidates_take_turns_in_every_round():
+def test_a_slow_first_call_that_is_not_warm_up_does_not_fool_the_median():
     device = FakeDevice()
-    timed(device, {name: device.model(name, 0.001) for name in "AB"}, runs=2, warmup=1)
-    assert device.calls == ["A", "B"] * 3
+    latency = timed(device, {"a": device.model("a", 0.001, first=1.0), "b": device.model("b", 0.001)}, runs=9, warmup=0)
+    assert latency.ratio("a", "b").median == pytest.approx(1.0)
+    assert "too noisy" in latency.noise("a", "b")
+
+
+def test_candidates_take_turns_and_each_begins_its_share_of_the_rounds():
+    """None runs straight after itself, but where the beginner changes."""
+    device = FakeDevice()
+    timed(device, {name: device.model(name, 0.001) for name in "AB"}, runs=4, warmup=1)
+    assert "".join(device.calls) == "AB" + "ABAB" + "BABA"
+    device = FakeDevice()
+    timed(device, {name: device.model(name, 0.001) for name in "ABC"}, runs=3, warmup=0)
+    assert "".join(device.calls) == "ABC" + "BCA" + "CAB"
+
+
+def test_what_happens_between_the_rounds_is_not_timed():
+    device = FakeDevice()
+    latency = timed(device, {"a": device.model("a", 0.001)}, runs=3, warmup=2, after_round=lambda: device.queue.append(1.0))
+    assert latency.times_ms["a"] == pytest.approx((1.0,) * 3)
+    assert device.now == pytest.approx(4.005)  # all rounds but the last were followed by one that waited for it
 
 
 def test_the_ratio_is_of_pairs_so_that_drift_cancels():
@@ -73,6 +66,29 @@ def test_interval_is_the_sign_tests():
     assert ratio.coverage == pytest.approx(0.9586, abs=1e-4)
     few = PairedLatency({"a": (1.0, 3.0, 2.0), "b": (1.0,) * 3}).ratio("a", "b")
     assert (few.low, few.high, few.coverage) == (1.0, 3.0, 0.75)
+
+
+def test_summary_of_known_times():
+    summary = PairedLatency({"a": tuple(map(float, range(11)))}).summary("a")
+    assert (summary.mean_ms, summary.median_ms, summary.p10_ms, summary.p90_ms) == (5.0, 5.0, 1.0, 9.0)
+    assert summary.std_ms == pytest.approx(11**0.5)
+    assert summary.throughput(8) == 1600.0  # 8 images in 5 ms
+    assert PairedLatency({"a": (3.0,)}).summary("a").std_ms is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ((2.0,) * 20, (1.0,) * 20, None),
+        ((2.0,) * 5, (1.0,) * 5, "5 runs are too few to tell"),
+        ((2.0, 1.8) * 10, (1.0,) * 20, "the speedup of b lies between 1.800 and 2.000"),
+        ((2.0, 4.0) * 10, (1.0, 2.0) * 10, "p10 and p90 of a are 2 and 4 ms"),
+    ],
+    ids=["still", "few runs", "wide interval", "drift that cancels in the ratios"],
+)
+def test_a_noisy_machine_is_told(a, b, verdict):
+    found = PairedLatency({"a": a, "b": b}).noise("a", "b")
+    assert found is verdict is None or verdict in found
 
 
 @pytest.mark.parametrize("wrong", [{"runs": 0}, {"warmup": -1}, {"candidates": {}}])

@@ -34,6 +34,7 @@ NAMES = {
     bool: "true or false",
     tuple[float, float]: "two numbers",
     tuple[str, ...]: "a list of texts",
+    tuple[int, ...]: "a list of whole numbers",
     Values: "a mapping of names to numbers, text, true or false",
 }
 
