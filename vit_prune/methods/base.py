@@ -38,7 +38,7 @@ class Host:
 
 
 class KeptColumns(NamedTuple):
-    """The columns that attention sees: x [B, M, D], bias [B, H or 1, M] or None, index [B, M] into the tokens (None: all N in order)."""
+    """The columns that attention sees: x [B, M, D], bias [B, H or 1, M] (contiguous) or None, index [B, M] into the tokens (None: all N in order)."""
 
     x: Tensor
     bias: Tensor | None
@@ -53,14 +53,14 @@ class Method(nn.Module):
 
     query_key_free = False  # True: attention in this block is softmax(bias) v
     keeps_all = True  # False: fewer columns may stay than there are tokens
+    reads = False  # True: the method has `readouts`, and `bias` and `columns` take one more keyword, `read`
     needs_bias = ""  # what the method calls itself where it cannot work without a bias
     config: "MethodConfig"
 
     def readouts(self, attn: nn.Module) -> dict[str, Tensor]:
         """Linear maps of x that `bias` and `columns` read, name -> weight [rows, D].
 
-        In a fused model their rows ride in the query projection, and the two hooks get the results as one more keyword,
-        `read`: name -> [B, N, rows]. A method that has none is never given it.
+        In a fused model their rows ride in the query projection, and the two hooks get the results as `read`: name -> [B, N, rows].
         """
         return {}
 

@@ -85,6 +85,8 @@ class Columns(MethodConfig):
 class ColumnsMethod(Method):
     """Column selection in one block. `keep_ratio` may be set at any time (`vp.set_keep`)."""
 
+    reads = True
+
     def __init__(self, config: Columns, host: Host) -> None:
         super().__init__()
         self.config = config
@@ -134,17 +136,16 @@ class ColumnsMethod(Method):
     def columns(self, x: Tensor, bias: Tensor | None, *, attn: nn.Module, mask: Tensor | None, read: Readouts = NOTHING) -> KeptColumns | None:
         if self.keeps_all:
             return None
-        visible = None if mask is None else ops.visible_tokens(mask).expand(x.shape[0], -1)
-        with torch.no_grad():
-            anticipated = read["anticipated"].mT if "anticipated" in read else self._anticipated_logits(x, attn)
-            selection = self._select(x, bias, anticipated, visible)
+        B, visible = x.shape[0], None if mask is None else ops.visible_tokens(mask).expand(x.shape[0], -1)
+        anticipated = read["anticipated"].mT if "anticipated" in read else self._anticipated_logits(x.detach(), attn)
+        selection = self._select(x, None if bias is None else bias.detach(), anticipated, visible)
         if self.config.dropped == "merge":
-            features = read["features"] if "features" in read else self._features(x)
+            features = read["features"] if "features" in read else self._features(x.detach())
             columns, bias = self._merge(x, bias, anticipated, selection, visible, features)
         else:
             columns = ops.gather_tokens(x, selection.kept)
-            bias = None if bias is None else ops.gather_bias(bias.expand(x.shape[0], -1, -1), selection.kept)
-        return KeptColumns(columns, self._hide(bias, selection, x), selection.kept)
+            bias = None if bias is None else ops.gather_bias(for_each(bias, B), selection.kept)
+        return KeptColumns(columns, bias if selection.valid is None else self._hide(bias, selection, x), selection.kept)
 
     def _anticipated_logits(self, x: Tensor, attn: nn.Module) -> Tensor | None:
         """scale * q_mean . k [B, H, N] without computing k."""
@@ -152,12 +153,12 @@ class ColumnsMethod(Method):
 
     def _anticipated_map(self, attn: nn.Module) -> Tensor:
         """[H, D]: scale * q_mean . k_j is x_j . (scale * W_k^T q_mean), up to a constant per head."""
-        key_weight = attn.key_weight()  # [H, d, D]
+        key_weight = attn.key_weight().detach()  # [H, d, D]
         return torch.einsum("hd,hdw->hw", self.q_mean.to(key_weight.dtype), key_weight) * attn.scale
 
     def _features(self, x: Tensor) -> Tensor:
         """What nearness is measured in, [B, N, r or D]."""
-        return x.detach() if self.directions is None else x.detach() @ self.directions.to(x.dtype)
+        return x if self.directions is None else x @ self.directions.to(x.dtype)
 
     def _select(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None) -> ops.Selection:
         P = self.num_prefix_tokens
@@ -178,7 +179,7 @@ class ColumnsMethod(Method):
         """[B, N] float32; a probability for prob and column_mean."""
         if self.config.importance == "random":
             return noise.uniform(self._keys(x), x.shape[1])
-        logits = sum_of(bias, anticipated).expand(x.shape[0], -1, -1).float()
+        logits = for_each(sum_of(bias, anticipated), x.shape[0]).float()
         if self.config.importance == "logit":
             return logits.mean(1) if self.config.sampling == "gumbel" else logits.sum(1)  # the same ranking, with an operation less
         if visible is not None:
@@ -214,14 +215,12 @@ class ColumnsMethod(Method):
         self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, selection: ops.Selection, visible: Tensor | None, features: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Members of a cluster weigh by the logit that is expected of them: b, and the anticipated part where it is calibrated."""
-        bias = x.new_zeros(x.shape[0], 1, x.shape[1]) if bias is None else bias.expand(x.shape[0], -1, -1)
+        bias = x.new_zeros(x.shape[0], 1, x.shape[1]) if bias is None else for_each(bias, x.shape[0])
         weight = sum_of(bias, anticipated).mean(1)
         return ops.merge(x, bias, selection, features=features, num_prefix=self.num_prefix_tokens, weight=weight, visible=visible)
 
     @staticmethod
-    def _hide(bias: Tensor | None, selection: ops.Selection, x: Tensor) -> Tensor | None:
-        if selection.valid is None:
-            return bias
+    def _hide(bias: Tensor | None, selection: ops.Selection, x: Tensor) -> Tensor:
         bias = x.new_zeros(x.shape[0], 1, selection.kept.shape[1]) if bias is None else bias
         return bias.masked_fill(~selection.valid[:, None], float("-inf"))
 
@@ -259,3 +258,8 @@ def sum_of(bias: Tensor | None, anticipated: Tensor | None) -> Tensor:
     if bias is None or anticipated is None:
         return anticipated if bias is None else bias
     return bias + anticipated
+
+
+def for_each(bias: Tensor, batch: int) -> Tensor:
+    """[B or 1, H, N] -> [B, H, N]."""
+    return bias if bias.shape[0] == batch else bias.expand(batch, -1, -1)

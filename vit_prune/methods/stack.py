@@ -49,23 +49,20 @@ class Prune(nn.Module):
         """x [B, N, D] -> the columns that attention sees; read: what the host has computed of the readouts."""
         bias = None
         for method in self.biases:
-            own = method.bias(x, **reading(method, read))
+            own = method.bias(x, read=read) if read and method.reads else method.bias(x)
             bias = own if bias is None else bias + own
         for method in self.choosers:
-            kept = method.columns(x, bias, attn=attn, mask=mask, **reading(method, read))
+            given = {"read": read} if read and method.reads else {}
+            kept = method.columns(x, bias, attn=attn, mask=mask, **given)
             if kept is not None:
                 return kept
-        return KeptColumns(x, bias, None)
+        return KeptColumns(x, None if bias is None else bias.contiguous(), None)  # over the columns, or the fused kernels crawl
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args) -> None:
         """Dense weights have no `prune.*` keys at all: what we added then keeps the values that it has."""
         if not any(key.startswith(prefix) for key in state_dict):
             state_dict.update({prefix + key: value for key, value in self.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def reading(method: Method, read: Readouts) -> dict[str, Readouts]:
-    return {"read": read} if read and method.answers("readouts") else {}
 
 
 def prune_stacks(model: nn.Module) -> list[Prune]:

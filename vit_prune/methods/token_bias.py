@@ -55,6 +55,8 @@ class TokenBias(MethodConfig):
 class TokenBiasMethod(Method):
     """b = x W_b^T in one block. W_b starts at zero: a patched model is the same function."""
 
+    reads = True
+
     def __init__(self, config: TokenBias, host: Host) -> None:
         super().__init__()
         self.config = config
@@ -65,9 +67,9 @@ class TokenBiasMethod(Method):
         return {self.config.name: self.weight}
 
     def bias(self, x: Tensor, *, read: Readouts = NOTHING) -> Tensor:
-        """[B, H or 1, N], contiguous over the tokens; computed here it is float32 (a half-precision bias of 1e5 would be infinite)."""
+        """[B, H or 1, N]; computed here it is float32 (a half-precision bias of 1e5 would be infinite)."""
         if self.config.name in read:
-            return read[self.config.name].mT.contiguous()
+            return read[self.config.name].mT
         wide = torch.promote_types(x.dtype, torch.float32)
         with full_precision(x.device.type):
             return self.weight.to(wide) @ x.to(wide).mT

@@ -55,6 +55,11 @@ def column_attention(
         return _math(q, k, v, bias, mask, scale, dropout_p)
     if impl == "channel" and bias is not None:
         return _channel(q, k, v, bias, mask, scale, dropout_p)
+    return sdpa(q, k, v, bias, mask=mask, scale=scale, dropout_p=dropout_p)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, mask: Tensor | None, scale: float | None, dropout_p: float = 0.0) -> Tensor:
+    """`column_attention` on PyTorch's fused kernels, for callers that know their shapes."""
     term = _additive_term(bias, mask, v.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=term, dropout_p=dropout_p, scale=scale)
 
@@ -161,9 +166,9 @@ def _fit(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
     A narrower dtype gets it shifted so that the largest is 0 (softmax does not see it), then clamped; -inf stays.
     """
-    if bias.dtype == torch.float32 and bias.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+    if bias.dtype == dtype or (bias.dtype == torch.float32 and bias.device.type == "cpu" and not torch.is_autocast_enabled("cpu")):
         return bias
-    if bias.dtype == dtype or torch.finfo(dtype).max >= torch.finfo(bias.dtype).max:
+    if torch.finfo(dtype).max >= torch.finfo(bias.dtype).max:
         return bias.to(dtype)
     lowest = torch.finfo(dtype).min
     shifted = bias - bias.detach().amax(-1, keepdim=True).clamp(min=lowest)

@@ -18,13 +18,18 @@ INVISIBLE = -1e3  # exp(-1e3) is 0 even in float64: an additive mask at or below
 class Selection(NamedTuple):
     """Which columns stay. All indices count tokens, prefix included.
 
-    kept [B, M]: the prefix, then patches by falling importance.  dropped [B, N - M]: the other patches by falling importance.
+    order [B, N]: the prefix, then patches by falling importance.  kept [B, M]: the first of them.
     valid [B, M] bool, or None where all are: False marks padding, because this image keeps fewer columns than the widest.
     """
 
+    order: Tensor
     kept: Tensor
-    dropped: Tensor
     valid: Tensor | None
+
+    @property
+    def dropped(self) -> Tensor:
+        """The others, [B, N - M]."""
+        return self.order[:, self.kept.shape[1] :]
 
 
 def num_kept(num_tokens: int, num_prefix: int, keep_ratio: float) -> int:
@@ -54,11 +59,11 @@ def select(importance: Tensor, *, num_prefix: int, width: int, count: Tensor | N
     """
     ranked = F.pad(importance, (num_prefix, 0), value=math.inf)  # the prefix first, in order
     order = ranked.sort(dim=-1, descending=True, stable=True).indices  # [B, N]
-    kept, dropped = order[:, : num_prefix + width], order[:, num_prefix + width :]
+    kept = order[:, : num_prefix + width]
     if count is None:
-        return Selection(kept, dropped, None)
+        return Selection(order, kept, None)
     valid = torch.arange(kept.shape[1], device=order.device) < num_prefix + count[:, None]
-    return Selection(kept, dropped, valid)
+    return Selection(order, kept, valid)
 
 
 def smallest_mass(probability: Tensor, tau: float) -> Tensor:
@@ -79,7 +84,7 @@ def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
 
 def gather_bias(bias: Tensor, index: Tensor) -> Tensor:
     """bias [B, H, N], index [B, M] -> [B, H, M], contiguous."""
-    return bias.gather(2, index[:, None, :].expand(-1, bias.shape[1], -1))
+    return bias.gather(2, index.unsqueeze(1).expand(-1, bias.shape[1], -1))
 
 
 def gather_mask(mask: Tensor, index: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vit_prune.methods.base import NOTHING, Readouts
-from vit_prune.patch.timm import PrunedAttention
+from vit_prune.methods.base import NOTHING, KeptColumns, Readouts
+from vit_prune.ops.attention import sdpa
+from vit_prune.patch.timm import PrunedAttention, kept_mask
 
 ROWS = 16  # a GEMM whose width is a multiple of this many rows stays on its fast path in half precision
 
@@ -22,25 +23,36 @@ class FusedAttention(PrunedAttention):
     bias: Tensor | None
     names: tuple[str, ...]  # of the readouts, in order
     first: tuple[int, ...]  # rows of the queries, of each readout, of the padding
-    last: tuple[int, int]  # of keys and values
+    rows: int  # their sum, Q + R
+    direct: bool  # attention is PyTorch's fused kernel, between no norms
 
     def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """As PrunedAttention.attend. Raises: RuntimeError in training mode."""
         if self.training:
             raise RuntimeError("a fused model is for inference: call model.eval(), or train the model before vp.fuse")
-        if self.prune.keeps_all:
-            q, *parts, k, v = torch.split_with_sizes(F.linear(x, self.weight, self.bias), self.first + self.last, -1)
-            kept = self.prune(x, attn=self, mask=mask, read=self.read(parts))
+        prune, rows = self.prune, self.rows
+        if prune.keeps_all:
+            projected = F.linear(x, self.weight, self.bias)
+            q, *parts, key_value = projected.split_with_sizes((*self.first, projected.shape[-1] - rows), -1)
+            kept = prune(x, attn=self, mask=mask, read=self.read(parts))
         else:
-            rows = sum(self.first)
-            q, *parts = torch.split_with_sizes(self.project(x, 0, rows), self.first, -1)
-            kept = self.prune(x, attn=self, mask=mask, read=self.read(parts))
-            k, v = torch.split_with_sizes(self.project(kept.x, rows, None), self.last, -1)
-        return self.query_free(v, kept, mask) if self.prune.query_key_free else self.weigh(q, k, v, kept, mask)
+            q, *parts = self.project(x, 0, rows).split_with_sizes(self.first, -1)
+            kept = prune(x, attn=self, mask=mask, read=self.read(parts))
+            key_value = self.project(kept.x, rows, None)
+        if prune.query_key_free:
+            return self.query_free(key_value, kept, mask)
+        return self.weigh_directly(q, key_value, kept, mask) if self.direct else self.weigh(q, *key_value.chunk(2, dim=-1), kept, mask)
+
+    def weigh_directly(self, q: Tensor, key_value: Tensor, kept: KeptColumns, mask: Tensor | None) -> Tensor:
+        """As `weigh`, of key_value [B, M, 2 A]."""
+        k, v = key_value.view(*key_value.shape[:2], 2, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        out = sdpa(self.heads(q), k, v, kept.bias, mask=None if mask is None else kept_mask(mask, kept), scale=self.scale)
+        return out.transpose(1, 2).flatten(2)
 
     def project(self, x: Tensor, start: int, stop: int | None) -> Tensor:
         """Rows start to stop of the weight: [B, M, D] -> [B, M, stop - start]."""
-        return F.linear(x, self.weight[start:stop], None if self.bias is None else self.bias[start:stop])
+        bias = self.bias
+        return F.linear(x, self.weight[start:stop], None if bias is None else bias[start:stop])
 
     def read(self, parts: list[Tensor]) -> Readouts:
         """The readouts by name; none in float16, where a bias of 1e5 would be infinite: the methods compute their own then."""
@@ -55,7 +67,9 @@ def fuse_attention(attn: PrunedAttention) -> None:
     padding = -sum(widths) % ROWS
     queries, keys = (0, 0) if attn.prune.query_key_free else (A, A)
     riders = torch.cat([*(rows.detach().to(qkv) for rows in maps.values()), qkv.new_zeros(padding, qkv.shape[1])])
-    attn.names, attn.first, attn.last = tuple(maps), (queries, *widths, padding), (keys, A)
+    norms = (attn.q_norm, attn.k_norm)
+    attn.names, attn.first, attn.rows = tuple(maps), (queries, *widths, padding), queries + len(riders)
+    attn.direct = attn.fused_attn and attn.prune.impl in ("auto", "sdpa") and all(type(norm) is nn.Identity for norm in norms)
     del attn.qkv
     attn.__class__ = FusedAttention
     attn.register_buffer("weight", torch.cat([qkv[:queries], riders, qkv[2 * A - keys :]]))
