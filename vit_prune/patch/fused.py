@@ -24,12 +24,18 @@ class FusedAttention(PrunedAttention):
     names: tuple[str, ...]  # of the readouts, in order
     first: tuple[int, ...]  # rows of the queries, of each readout, of the padding
     rows: int  # their sum, Q + R
-    direct: bool  # attention is PyTorch's fused kernel, between no norms
+    direct: bool  # attention is PyTorch's fused kernel; no norms, no gate, a row for each query
 
-    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """As PrunedAttention.attend. Raises: RuntimeError in training mode."""
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """As PrunedAttention.forward. Raises: RuntimeError in training mode."""
         if self.training:
             raise RuntimeError("a fused model is for inference: call model.eval(), or train the model before vp.fuse")
+        if self.direct and attn_mask is None and not is_causal:
+            return self.proj(self.attend(x, None))
+        return super().forward(x, attn_mask, is_causal)
+
+    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """As PrunedAttention.attend."""
         prune, rows = self.prune, self.rows
         if prune.keeps_all:
             projected = F.linear(x, self.weight, self.bias)
@@ -39,9 +45,9 @@ class FusedAttention(PrunedAttention):
             q, *parts = self.project(x, 0, rows).split_with_sizes(self.first, -1)
             kept = prune(x, attn=self, mask=mask, read=self.read(parts))
             key_value = self.project(kept.x, rows, None)
-        if prune.query_key_free:
-            return self.query_free(key_value, kept, mask)
-        return self.weigh_directly(q, key_value, kept, mask) if self.direct else self.weigh(q, *key_value.chunk(2, dim=-1), kept, mask)
+        if self.direct:
+            return self.weigh_directly(q, key_value, kept, mask)
+        return self.query_free(key_value, kept, mask) if prune.query_key_free else self.weigh(q, *key_value.chunk(2, dim=-1), kept, mask)
 
     def weigh_directly(self, q: Tensor, key_value: Tensor, kept: KeptColumns, mask: Tensor | None) -> Tensor:
         """As `weigh`, of key_value [B, M, 2 A]."""
@@ -67,9 +73,9 @@ def fuse_attention(attn: PrunedAttention) -> None:
     padding = -sum(widths) % ROWS
     queries, keys = (0, 0) if attn.prune.query_key_free else (A, A)
     riders = torch.cat([*(rows.detach().to(qkv) for rows in maps.values()), qkv.new_zeros(padding, qkv.shape[1])])
-    norms = (attn.q_norm, attn.k_norm)
+    plain = attn.gate is None and all(type(norm) is nn.Identity for norm in (attn.q_norm, attn.k_norm, attn.norm))
     attn.names, attn.first, attn.rows = tuple(maps), (queries, *widths, padding), queries + len(riders)
-    attn.direct = attn.fused_attn and attn.prune.impl in ("auto", "sdpa") and all(type(norm) is nn.Identity for norm in norms)
+    attn.direct = attn.fused_attn and attn.prune.impl in ("auto", "sdpa") and plain and not attn.prune.query_key_free
     del attn.qkv
     attn.__class__ = FusedAttention
     attn.register_buffer("weight", torch.cat([qkv[:queries], riders, qkv[2 * A - keys :]]))
