@@ -3,6 +3,7 @@
 from vit_prune import models  # registers deit_s_bias and the others with timm
 from vit_prune.calibrate import calibrate
 from vit_prune.checkpoint import load, load_weights, save
+from vit_prune.export import export_onnx
 from vit_prune.fuse import fuse
 from vit_prune.measure.summary import report
 from vit_prune.methods.base import set_progress
@@ -19,6 +20,7 @@ __all__ = [
     "calibrate",
     "constant",
     "cosine",
+    "export_onnx",
     "fuse",
     "linear",
     "load",

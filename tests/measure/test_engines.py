@@ -118,7 +118,7 @@ def test_what_an_engine_cannot_do_is_refused(engine, how, message):
 
 def test_a_missing_onnxruntime_is_one_sentence(monkeypatch):
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"engine onnxruntime needs onnx and onnxruntime: pip install 'vit_prune\[export\]'"):
+    with pytest.raises(ValueError, match=r"engine onnxruntime needs onnx, onnxscript, onnxruntime: pip install 'vit_prune\[export\]'"):
         check_engine("onnxruntime", mode="inference", dtype="float32", device=CPU)
 
 

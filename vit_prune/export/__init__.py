@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from vit_prune.export.graph import OPSET, ExportError, capture, checked_sizes, first_line, inference_copy, merge_without_bags, translate, weight_bytes
+from vit_prune.export.graph import OPSET, ExportError, capture, checked_sizes, first_line, inference_copy, translate, weight_bytes
 from vit_prune.export.parity import Parity, ParityError, Run, Size, compare
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def export_onnx(
         optional(name)
     path, model = Path(path), inference_copy(model)
     sizes = checked_sizes(model, img_size, dynamic_size)
-    with merge_without_bags():
-        program = translate(capture(model, sizes[0], dynamic_size), dynamic_size)
+    program = translate(capture(model, sizes[0], dynamic_size), dynamic_size)
     with unfinished(path) as folder:
         program.save(str(folder / path.name), external_data=weight_bytes(model) > EMBEDDED)
         run = runner(onnx_session(folder / path.name))

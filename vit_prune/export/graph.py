@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from vit_prune.checkpoint.common import unwrap
 from vit_prune.export.parity import ExportError, Size, outputs, random_images
 from vit_prune.measure.inputs import image_size
 from vit_prune.methods.stack import columns_methods
-from vit_prune.ops import columns
 
 OPSET = 20  # the first with Gelu; from 23 on attention is one operator, which in onnxruntime takes no mask [B, H, 1, M]
 AXES = {0: "batch", 2: "height", 3: "width"}  # of the images
@@ -99,24 +98,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-
-
-@contextmanager
-def merge_without_bags() -> Iterator[None]:
-    """While a graph for ONNX is traced, clusters are summed by scatter_add: ONNX has no lookup with a sum per bag."""
-    bags = columns._sum_members
-    columns._sum_members = sum_members
-    try:
-        yield
-    finally:
-        columns._sum_members = bags
-
-
-def sum_members(x: Tensor, member: Tensor, column: Tensor, share: Tensor) -> Tensor:
-    """As ops.columns._sum_members: x [B, N, D], member and share [B, M + S], column [B, S] -> [B, M, D]."""
-    M = member.shape[1] - column.shape[1]
-    rows = columns.gather_tokens(x, member) * share[:, :, None]
-    return rows[:, :M].scatter_add(1, column[:, :, None].expand(-1, -1, x.shape[-1]), rows[:, M:])
 
 
 def stable_sort() -> Callable:

@@ -31,8 +31,8 @@ def check_engine(engine: str, *, mode: str, dtype: str, device: torch.device) ->
         raise ValueError(f"engine cuda-graph captures the launches of a CUDA device, and the device is {device}: use eager, compile or onnxruntime")
     if engine != "onnxruntime":
         return
-    if missing := [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]:
-        raise ValueError(f"engine onnxruntime needs {' and '.join(missing)}: pip install 'vit_prune[export]'")
+    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]:
+        raise ValueError(f"engine onnxruntime needs {', '.join(missing)}: pip install 'vit_prune[export]'")
     if device.type != "cpu" or dtype != "float32":
         raise ValueError(f"engine onnxruntime runs on the CPU in float32 here, got {device} and {dtype}")
 
@@ -146,7 +146,7 @@ def onnxruntime_call(model: nn.Module, inputs: tuple, threads: int | None) -> Ca
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         try:
-            export_onnx(model, path, img_size=tuple(images.shape[-2:]))
+            export_onnx(model, path, img_size=tuple(images.shape[-2:]), batch_sizes_checked=(len(images),))
         except ExportError as error:
             raise ValueError(f"engine onnxruntime cannot have this model: {error}") from error
         session = onnx_session(path, threads=threads)
