@@ -176,15 +176,15 @@ class ColumnsMethod(Method):
         return ops.select(ranked, num_prefix=P, width=width, count=count)
 
     def _importance(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None) -> Tensor:
-        """[B, N] float32; a probability for prob and column_mean."""
+        """[B, N] float32; for prob and column_mean a probability, or H times it where only the ranking counts."""
         if self.config.importance == "random":
             return noise.uniform(self._keys(x), x.shape[1])
         logits = for_each(sum_of(bias, anticipated), x.shape[0]).float()
-        if self.config.importance == "logit":
-            return logits.mean(1) if self.config.sampling == "gumbel" else logits.sum(1)  # the same ranking, with an operation less
-        if visible is not None:
-            logits = logits.masked_fill(~visible[:, None], torch.finfo(logits.dtype).min)
-        return logits.softmax(-1).mean(1)
+        if self.config.importance != "logit":
+            hidden = logits if visible is None else logits.masked_fill(~visible[:, None], torch.finfo(logits.dtype).min)
+            logits = hidden.softmax(-1)
+        ranks_alone = self.config.rule == "topk" and self.config.sampling == "topk"
+        return logits.sum(1) if ranks_alone else logits.mean(1)  # the same ranking, with an operation less
 
     def _draw(self, importance: Tensor, x: Tensor) -> Tensor:
         """Gumbel-top-k: the largest of log p + Gumbel noise are a draw without replacement. A logit is a log p already."""

@@ -117,64 +117,63 @@ def merge(
 
     Returns: x [B, M, D] and bias [B, H or 1, M].
     """
+    P, M = num_prefix, selection.kept.shape[1]
     wide = torch.promote_types(bias.dtype, torch.float32)
     weight = bias.mean(1) if weight is None else weight
-    logits = torch.cat([weight[:, None].to(wide), bias.to(wide)], dim=1)  # [B, 1 + h, N]
-    source, silent = _sources(selection, num_prefix, visible)
-    target, real = _targets(selection, num_prefix, visible)
-    column = num_prefix + _nearest(gather_tokens(features, source), gather_tokens(features, target), real)  # [B, S]
-    kept_logits, source_logits = gather_bias(logits, selection.kept), gather_bias(logits, source)
+    member, silent = _members(selection, P, visible)
+    logits = gather_bias(torch.cat([weight[:, None].to(wide), bias.to(wide)], dim=1), member)  # [B, 1 + h, M + S]
     if silent is not None:
-        source_logits = source_logits.masked_fill(silent[:, None], -math.inf)
-    total = _cluster_logsumexp(kept_logits, source_logits, column)  # [B, 1 + h, M]
-    kept_share = (kept_logits[:, 0] - total[:, 0]).exp()
-    source_share = (source_logits[:, 0] - total[:, 0].gather(1, column)).exp()
-    merged = _sum_members(x, torch.cat([selection.kept, source], 1), column, torch.cat([kept_share, source_share], 1).to(x.dtype))
-    return merged, total[:, 1:]
+        logits = logits.masked_fill(silent[:, None], -math.inf)
+    near = gather_tokens(features, member)
+    nearest = P + _nearest(near[:, M:], near[:, P:M], _real_targets(selection, P, visible))  # [B, S]
+    column = torch.cat([torch.arange(M, device=x.device).expand(x.shape[0], -1), nearest], dim=1)  # of each member
+    total = _cluster_logsumexp(logits, column, M)  # [B, 1 + h, M]
+    share = (logits[:, 0] - total[:, 0].gather(1, column)).exp()
+    return _sum_members(x, member, column, share.to(x.dtype), M), total[:, 1:]
 
 
-def _sum_members(x: Tensor, member: Tensor, column: Tensor, share: Tensor) -> Tensor:
-    """Each column's sum of share * x over its members: x [B, N, D], member and share [B, M + S], column [B, S] of the sources -> [B, M, D].
+def _sum_members(x: Tensor, member: Tensor, column: Tensor, share: Tensor, num_columns: int) -> Tensor:
+    """Each column's sum of share * x over its members: x [B, N, D], the others [B, M + S] -> [B, M, D].
 
     Sorted by column, this is one lookup with a sum per bag: several times as fast on a CPU as scatter_add, which adds element by element.
     ONNX has no such lookup, so that a graph that is exported adds.
     """
     B, N, D = x.shape
-    M = member.shape[1] - column.shape[1]
     if torch.compiler.is_exporting():
         rows = gather_tokens(x, member) * share[:, :, None]
-        return rows[:, :M].scatter_add(1, column[:, :, None].expand(-1, -1, D), rows[:, M:])
-    image = torch.arange(B, device=x.device)[:, None]
-    own = torch.arange(M, device=x.device).expand(B, -1)
-    bag, order = (torch.cat([own, column], 1) + image * M).sort(dim=1, stable=True)
-    rows = (member.gather(1, order) + image * N).flatten()
-    first = torch.searchsorted(bag.flatten(), torch.arange(B * M, device=x.device))
-    return F.embedding_bag(rows, x.flatten(0, 1), first, mode="sum", per_sample_weights=share.gather(1, order).flatten()).unflatten(0, (B, M))
+        return rows.new_zeros(B, num_columns, D).scatter_add(1, column[:, :, None].expand(-1, -1, D), rows)
+    bag, order = column.sort(dim=1, stable=True)
+    row, share = member.gather(1, order), share.gather(1, order)
+    if B > 1:
+        image = torch.arange(B, device=x.device)[:, None]
+        bag, row = bag + image * num_columns, row + image * N
+    first = torch.searchsorted(bag.flatten(), torch.arange(B * num_columns, device=x.device))
+    return F.embedding_bag(row.flatten(), x.flatten(0, 1), first, mode="sum", per_sample_weights=share.flatten()).unflatten(0, (B, num_columns))
 
 
-def _sources(selection: Selection, num_prefix: int, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Tokens that look for a column [B, S], and which of them bring nothing [B, S]: the hidden, and columns that already stand.
+def _members(selection: Selection, num_prefix: int, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The kept tokens, then the sources, which look for a column, [B, M + S]; and which bring nothing: hidden sources, and columns that already stand.
 
     Where images keep different numbers, a column that is padding is a dropped patch of that image: it looks too.
     """
-    source, silent = selection.dropped, None
+    kept, member, silent = selection.kept, selection.order, None
     if selection.valid is not None:
-        source = torch.cat([selection.kept[:, num_prefix:], selection.dropped], dim=1)
-        silent = F.pad(selection.valid[:, num_prefix:], (0, selection.dropped.shape[1]))
+        member = torch.cat([kept, kept[:, num_prefix:], selection.dropped], dim=1)
+        silent = F.pad(selection.valid[:, num_prefix:], (kept.shape[1], selection.dropped.shape[1]))
     if visible is not None:
-        hidden = ~visible.expand(source.shape[0], -1).gather(1, source)
+        hidden = F.pad(~visible.expand(len(member), -1).gather(1, member[:, kept.shape[1] :]), (kept.shape[1], 0))
         silent = hidden if silent is None else silent | hidden
-    return source, silent
+    return member, silent
 
 
-def _targets(selection: Selection, num_prefix: int, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Patches that are columns [B, m], and which of them are real [B, m] (None: all)."""
-    target = selection.kept[:, num_prefix:]
+def _real_targets(selection: Selection, num_prefix: int, visible: Tensor | None) -> Tensor | None:
+    """Which of the patches that are columns are real, [B, m]; None where all are."""
     real = None if selection.valid is None else selection.valid[:, num_prefix:]
     if visible is not None:
-        seen = visible.expand(target.shape[0], -1).gather(1, target)
+        target = selection.kept[:, num_prefix:]
+        seen = visible.expand(len(target), -1).gather(1, target)
         real = seen if real is None else real & seen
-    return target, real
+    return real
 
 
 def _nearest(source: Tensor, target: Tensor, target_is_real: Tensor | None) -> Tensor:
@@ -188,10 +187,10 @@ def _nearest(source: Tensor, target: Tensor, target_is_real: Tensor | None) -> T
     return similarity.max(-1).indices  # in half precision 4 times as fast as argmax on a CPU
 
 
-def _cluster_logsumexp(kept: Tensor, source: Tensor, column: Tensor) -> Tensor:
-    """logsumexp over each column's own value and its sources': kept [B, h, M], source [B, h, S], column [B, S] -> [B, h, M]."""
-    column = column[:, None].expand_as(source)
-    with torch.no_grad():
-        peak = kept.scatter_reduce(2, column, source, "amax", include_self=True).clamp(min=torch.finfo(kept.dtype).min)
-    mass = (kept - peak).exp().scatter_add(2, column, (source - peak.gather(2, column)).exp())
+def _cluster_logsumexp(logits: Tensor, column: Tensor, num_columns: int) -> Tensor:
+    """logsumexp over the members of each column: logits [B, h, M + S], column [B, M + S] -> [B, h, M]."""
+    column = column[:, None].expand_as(logits)
+    B, h, _ = logits.shape
+    peak = logits.new_full((B, h, num_columns), -math.inf).scatter_reduce(2, column, logits.detach(), "amax").clamp(min=torch.finfo(logits.dtype).min)
+    mass = logits.new_zeros(B, h, num_columns).scatter_add(2, column, (logits - peak.gather(2, column)).exp())
     return mass.clamp(min=torch.finfo(mass.dtype).tiny).log() + peak
