@@ -215,8 +215,8 @@ class ColumnsMethod(Method):
         self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, selection: ops.Selection, visible: Tensor | None, features: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Members of a cluster weigh by the logit that is expected of them: b, and the anticipated part where it is calibrated."""
-        bias = x.new_zeros(x.shape[0], 1, x.shape[1]) if bias is None else for_each(bias, x.shape[0])
-        weight = sum_of(bias, anticipated).mean(1)
+        bias, expected = None if bias is None else for_each(bias, x.shape[0]), sum_of(bias, anticipated)
+        weight = x.new_zeros(x.shape[:2]) if expected is None else for_each(expected, x.shape[0]).mean(1)
         return ops.merge(x, bias, selection, features=features, num_prefix=self.num_prefix_tokens, weight=weight, visible=visible)
 
     @staticmethod

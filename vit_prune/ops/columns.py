@@ -95,7 +95,7 @@ def gather_mask(mask: Tensor, index: Tensor) -> Tensor:
 
 def merge(
     x: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     selection: Selection,
     *,
     features: Tensor,
@@ -109,7 +109,7 @@ def merge(
     For equal members this is exact. b holds every additive term of a column, log size included.
 
     Args:
-        x: [B, N, D]. bias: [B, H or 1, N], zeros where there is none. selection: from `select`.
+        x: [B, N, D]. bias: [B, H or 1, N], None where there is none (give weight then). selection: from `select`.
         features: [B, N, r], what nearness is measured in; (N - M) (M - P) r multiply-accumulates.
         num_prefix: prefix tokens are nobody's nearest: they stay themselves.
         weight: [B, N], the logit expected of each token; None takes the mean of b over the heads.
@@ -118,10 +118,11 @@ def merge(
     Returns: x [B, M, D] and bias [B, H or 1, M].
     """
     P, M = num_prefix, selection.kept.shape[1]
-    wide = torch.promote_types(bias.dtype, torch.float32)
     weight = bias.mean(1) if weight is None else weight
+    weight = weight.to(torch.promote_types(weight.dtype, torch.float32)).unsqueeze(1)
+    rows = F.pad(weight, (0, 0, 0, 1)) if bias is None else torch.cat([weight, bias.to(weight.dtype)], dim=1)  # [B, 1 + h, N]
     member, silent = _members(selection, P, visible)
-    logits = gather_bias(torch.cat([weight[:, None].to(wide), bias.to(wide)], dim=1), member)  # [B, 1 + h, M + S]
+    logits = gather_bias(rows, member)  # [B, 1 + h, M + S]
     if silent is not None:
         logits = logits.masked_fill(silent[:, None], -math.inf)
     near = gather_tokens(features, member)
@@ -181,7 +182,8 @@ def _nearest(source: Tensor, target: Tensor, target_is_real: Tensor | None) -> T
 
     The source's own length does not change which target wins, so that only the targets are normalised.
     """
-    similarity = source @ F.normalize(target.float(), dim=-1).to(target.dtype).mT  # in half precision its epsilon would be 0
+    length = torch.linalg.vector_norm(target, dim=-1, keepdim=True, dtype=torch.promote_types(target.dtype, torch.float32))
+    similarity = source @ (target / length.clamp(min=1e-12)).to(target.dtype).mT  # in half precision that minimum would be 0
     if target_is_real is not None:
         similarity = similarity.masked_fill(~target_is_real[:, None, :], float("-inf"))
     return similarity.max(-1).indices  # in half precision 4 times as fast as argmax on a CPU
