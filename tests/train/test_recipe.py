@@ -19,7 +19,7 @@ from vit_prune.train.study import load_study
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
-RECIPES = sorted(CONFIGS.glob("*.yaml"))
+RECIPES = sorted(path for path in CONFIGS.glob("*.yaml") if not path.name.startswith("latency_"))  # those are of tools/latency.py
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
 
 
