@@ -145,3 +145,21 @@ def test_what_cannot_be_is_refused_and_changes_nothing(what, tmp_path):
         call()
     if what == "hooked":
         assert not any(isinstance(module, FusedAttention) for module in model.modules())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_in_float16_the_methods_read_for_themselves(method):
+    model, fused = (one.half() for one in fused_pair(method))
+    images = torch.randn(2, 3, 32, 32).half()
+    with torch.no_grad():
+        torch.testing.assert_close(fused(images), model(images), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("name", ["q_norm", "k_norm", "norm", "proj_drop"])
+def test_hooks_on_what_a_fused_attention_would_skip_are_called(name):
+    model = patched_model("pruned")
+    getattr(model.blocks[0].attn, name).register_forward_hook(lambda module, args, out: 3 * out)
+    fused = vp.fuse(copy.deepcopy(model))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(images), model(images), rtol=1e-4, atol=1e-5)

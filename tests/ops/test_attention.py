@@ -152,6 +152,20 @@ def test_a_bias_that_learns_stays_on_the_fused_kernel_and_needs_no_square_of_mem
     assert any(shape[-2:] == (64, 64) for shape in saved)  # what the channel avoids
 
 
+def test_a_hidden_column_stays_hidden_in_float16_while_the_bias_learns():
+    q = torch.full((1, 1, 1, 8), 200.0, dtype=torch.float16)
+    k = torch.stack([torch.full((8,), -200.0), torch.full((8,), 200.0)])[None, None].half()
+    v = torch.tensor([1.0, 5.0]).half()[None, None, :, None].expand(1, 1, 2, 8)
+    bias = torch.tensor([[[0.0, -INF]]], requires_grad=True)
+    assert (column_attention(q, k, v, bias) == 1).all()
+
+
+def test_a_narrow_bias_that_learns_beside_wide_queries():
+    q, k, v = qkv(dtype=torch.float64)
+    bias = torch.randn(2, 3, 5, dtype=torch.float16, requires_grad=True)
+    torch.testing.assert_close(column_attention(q, k, v, bias), reference.column_attention(q, k, v, bias.double()))
+
+
 def test_wrong_arguments_are_named():
     q, k, v = qkv(dtype=torch.float32)
     with pytest.raises(NotImplementedError, match=r"triton"):

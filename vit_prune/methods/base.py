@@ -52,10 +52,14 @@ class Method(nn.Module):
     """
 
     query_key_free = False  # True: attention in this block is softmax(bias) v
-    keeps_all = True  # False: fewer columns may stay than there are tokens
     reads = False  # True: the method has `readouts`, and `bias` and `columns` take one more keyword, `read`
     needs_bias = ""  # what the method calls itself where it cannot work without a bias
     config: "MethodConfig"
+
+    @property
+    def keeps_all(self) -> bool:
+        """False: fewer columns may stay than there are tokens."""
+        return not self.answers("columns")
 
     def readouts(self, attn: nn.Module) -> dict[str, Tensor]:
         """Linear maps of x that `bias` and `columns` read, name -> weight [rows, D].

@@ -137,7 +137,7 @@ class ColumnsMethod(Method):
         if self.keeps_all:
             return None
         B, visible = x.shape[0], None if mask is None else ops.visible_tokens(mask).expand(x.shape[0], -1)
-        anticipated = read["anticipated"].mT if "anticipated" in read else self._anticipated_logits(x.detach(), attn)
+        anticipated = read["anticipated"].detach().mT if "anticipated" in read else self._anticipated_logits(x.detach(), attn)
         selection = self._select(x, None if bias is None else bias.detach(), anticipated, visible)
         if self.config.dropped == "merge":
             features = read["features"] if "features" in read else self._features(x.detach())

@@ -24,8 +24,6 @@ class Prune(nn.Module):
             if method is not None:
                 self.add_module(config.name, method)
         check_providers(self.children())
-        self.biases = tuple(method for method in self.children() if method.answers("bias"))
-        self.choosers = tuple(method for method in self.children() if method.answers("columns"))  # one at most
         self._check_bias()
         self.query_key_free = any(method.query_key_free for method in self.children())
         self.frozen: tuple[str, ...] = ()  # host parameters that nothing reads any more, unfrozen by `unpatch`
@@ -35,6 +33,16 @@ class Prune(nn.Module):
             for method in self.children():
                 if method.needs_bias:
                     raise ValueError(f"{method.needs_bias} ranks columns by a bias, and no method gives one: add TokenBias(), or choose another importance")
+
+    @property
+    def biases(self) -> list[Method]:
+        """The methods that add to the logits."""
+        return [method for method in self._modules.values() if method.answers("bias")]
+
+    @property
+    def choosers(self) -> list[Method]:
+        """The method that provides columns: one at most."""
+        return [method for method in self._modules.values() if method.answers("columns")]
 
     @property
     def keeps_all(self) -> bool:
@@ -50,7 +58,8 @@ class Prune(nn.Module):
         bias = None
         for method in self.biases:
             own = method.bias(x, read=read) if read and method.reads else method.bias(x)
-            bias = own if bias is None else bias + own
+            if own is not None:
+                bias = own if bias is None else bias + own
         for method in self.choosers:
             given = {"read": read} if read and method.reads else {}
             kept = method.columns(x, bias, attn=attn, mask=mask, **given)

@@ -15,7 +15,7 @@ from vit_prune.ops import reference
 
 IMPLS = ("auto", "sdpa", "channel", "math", "reference", "triton")
 CHANNEL_PAYS_FROM = 1_024  # columns, on CUDA: below, the wider head costs more than the additive term's gradient
-UNIT = 16.0  # of q's extra channel; in float16 k's then reaches from 0 to -32,752 * 16 * scale: further than any q k
+UNIT = 16.0  # of q's extra channel, so that in float16 k's reaches from 0 to -32,752 * 16 * scale
 ALIGNMENT = 8  # head dims are padded to a multiple of it, as the flash kernels ask
 
 
@@ -106,11 +106,12 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: flo
     """An additive term that needs a gradient drops PyTorch's attention to plain matmuls on the CPU, and off flash and cuDNN on CUDA."""
     if bias is None or not (bias.requires_grad and torch.is_grad_enabled()):
         return "sdpa"
-    if q.device.type != "cuda":
-        return "sdpa" if dropout_p else "channel"  # with dropout there is no fused kernel on the CPU
-    if not (q.requires_grad or k.requires_grad or v.requires_grad):
+    on_cuda = q.device.type == "cuda"
+    if on_cuda and not (q.requires_grad or k.requires_grad or v.requires_grad):
         return "math"  # pytorch #148476
-    return "channel" if q.dtype != torch.float32 and k.shape[2] >= CHANNEL_PAYS_FROM else "sdpa"
+    if q.dtype == torch.float16 or (dropout_p and not on_cuda):
+        return "sdpa"  # float16 cannot push a hidden column below every q k; with dropout there is no fused kernel on the CPU
+    return "channel" if not on_cuda or (q.dtype == torch.bfloat16 and k.shape[2] >= CHANNEL_PAYS_FROM) else "sdpa"
 
 
 def _channel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, scale: float | None, dropout_p: float) -> Tensor:
@@ -118,6 +119,7 @@ def _channel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None,
     d = q.shape[-1]
     scale = d**-0.5 if scale is None else scale
     rest = -(d + 1) % ALIGNMENT
+    bias = bias.to(torch.promote_types(bias.dtype, q.dtype))
     hidden = bias.detach() == -math.inf
     channel = _finite(bias, hidden, q.dtype, UNIT * scale).expand(*k.shape[:2], -1)[..., None]
     unit = q.new_full((), UNIT).expand(*q.shape[:3], 1)
@@ -135,7 +137,7 @@ def _pad(x: Tensor, rest: int) -> Tensor:
 
 def _finite(bias: Tensor, hidden: Tensor, dtype: torch.dtype, unit: float) -> Tensor:
     """bias / unit in `dtype`, shifted so that the largest is 0 (softmax does not see it); hidden columns far below."""
-    lowest = torch.finfo(dtype).min / 2
+    lowest = torch.finfo(dtype).min / (2 if dtype == torch.float16 else 2 * UNIT)  # its product with q's UNIT stays finite
     peak = bias.detach().masked_fill(hidden, lowest).amax(-1, keepdim=True)
     return ((bias - peak) / unit).clamp(min=lowest).to(dtype)
 

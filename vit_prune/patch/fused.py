@@ -60,6 +60,10 @@ class FusedAttention(PrunedAttention):
         bias = self.bias
         return F.linear(x, self.weight[start:stop], None if bias is None else bias[start:stop])
 
+    def key_weight(self) -> Tensor:
+        """W_k as [H, d, D]."""
+        return self.weight[self.rows : self.rows + self.attn_dim].unflatten(0, (self.num_heads, self.head_dim))
+
     def read(self, parts: list[Tensor]) -> Readouts:
         """The readouts by name; none in float16, where a bias of 1e5 would be infinite: the methods compute their own then."""
         return NOTHING if parts[0].dtype == torch.float16 else dict(zip(self.names, parts, strict=False))
@@ -73,7 +77,9 @@ def fuse_attention(attn: PrunedAttention) -> None:
     padding = -sum(widths) % ROWS
     queries, keys = (0, 0) if attn.prune.query_key_free else (A, A)
     riders = torch.cat([*(rows.detach().to(qkv) for rows in maps.values()), qkv.new_zeros(padding, qkv.shape[1])])
-    plain = attn.gate is None and all(type(norm) is nn.Identity for norm in (attn.q_norm, attn.k_norm, attn.norm))
+    norms, skipped = (attn.q_norm, attn.k_norm, attn.norm), (attn.q_norm, attn.k_norm, attn.norm, attn.proj_drop)
+    plain = attn.gate is None and all(type(norm) is nn.Identity for norm in norms)
+    plain = plain and not any(module._forward_hooks or module._forward_pre_hooks for module in skipped)
     attn.names, attn.first, attn.rows = tuple(maps), (queries, *widths, padding), queries + len(riders)
     attn.direct = attn.fused_attn and attn.prune.impl in ("auto", "sdpa") and plain and not attn.prune.query_key_free
     del attn.qkv

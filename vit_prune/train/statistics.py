@@ -51,7 +51,7 @@ def columns_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
 
 def bias_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
     """x [B, N, D] is the block's normed input: what its bias of all N tokens is like, before the selection."""
-    biases = [method.bias(x) for method in stack.biases]
+    biases = [bias for method in stack.biases if (bias := method.bias(x)) is not None]
     if not biases:
         return dict.fromkeys(("bias_std", "bias_max", "kept_mass", "weight_norm"))
     bias = sum(biases).float()  # [B, H or 1, N]
