@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.cuda._utils import _get_device_index
 
 from tests.measure.fake import FakeDevice
 from vit_prune.measure.clock import EventClock, HostClock, clock_for
@@ -58,3 +59,11 @@ def test_cuda_events_see_work_that_the_host_does_not_wait_for():
     x = torch.randn(4096, 4096, device=device)
     clock.time_ms(lambda: x @ x)
     assert clock.time_ms(lambda: [x @ x for _ in range(20)]) > 5 * clock.time_ms(lambda: x @ x)
+
+
+def test_cuda_without_a_number_is_the_current_device(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(_get_device_index(device)))  # raises as PyTorch's does
+    for name in ("cuda", "cuda:1"):
+        assert isinstance(clock_for(torch.device(name)), EventClock)
+    assert chosen == [1]

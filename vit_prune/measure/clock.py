@@ -66,5 +66,11 @@ def clock_for(device: torch.device) -> Clock:
     """CUDA events on the current stream of a CUDA device, perf_counter elsewhere."""
     if device.type != "cuda":
         return HostClock()
-    torch.cuda.set_device(device)  # events are recorded on the current device
+    use(device)  # events are recorded on the current device
     return EventClock(lambda: torch.cuda.synchronize(device), lambda: torch.cuda.Event(enable_timing=True))
+
+
+def use(device: torch.device) -> None:
+    """Make a CUDA device the current one; "cuda" without a number is the current one already, and PyTorch refuses it here."""
+    if device.index is not None:
+        torch.cuda.set_device(device)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from vit_prune.measure.backends import pinned
+from vit_prune.measure.clock import use
 from vit_prune.measure.engines import build_call
 from vit_prune.measure.memory import Peak, peak_of_call
 
@@ -61,7 +62,7 @@ def child(path: str, result: str) -> None:
     torch.set_num_threads(job.threads)
     device = torch.device(job.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        use(device)
     model = job.model.to(device)
     inputs = tuple(value.to(device) if isinstance(value, torch.Tensor) else value for value in job.inputs)
     with pinned(job.backend):
