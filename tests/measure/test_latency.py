@@ -5,7 +5,6 @@ import pytest
 
 from tests.measure.fake import FakeDevice
 from vit_prune.measure.latency import PairedLatency, paired_latency, sign_test_rank
-from vit_prune.measure.report import latency_table
 
 
 def timed(device: FakeDevice, candidates: dict, **kwargs) -> PairedLatency:
@@ -106,9 +105,3 @@ def test_any_callable_on_the_real_clock_and_a_frozen_json_able_result():
     assert min(latency.times_ms["a"]) > 0
     with pytest.raises(FrozenInstanceError):
         latency.times_ms = {}
-
-
-def test_latency_table_shows_speedup_against_the_first():
-    table = latency_table(PairedLatency({"dense": (4.0, 4.0), "pruned": (2.0, 2.0)})).splitlines()
-    assert table[0].split() == ["candidate", "median", "ms", "speedup", "interval", "coverage"]
-    assert table[3].split() == ["pruned", "2.000", "2.000x", "2.000", "to", "2.000", "50.0%"]

@@ -1,11 +1,10 @@
-"""Plain text tables of counts and timings. MACs and FLOPs never share a column."""
+"""Plain text tables of counts. MACs and FLOPs never share a column."""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vit_prune.measure.latency import PairedLatency
 from vit_prune.measure.result import ModelMacs
 
 GIGA = 1e9
@@ -68,16 +67,6 @@ def block_table(result: ModelMacs) -> str:
 
 def _cost(macs: int, of: int) -> tuple[str, str, str]:
     return f"{macs / MEGA:.1f}", f"{2 * macs / MEGA:.1f}", f"{macs / of:.1%}"
-
-
-def latency_table(latency: PairedLatency) -> str:
-    """One line per candidate; speedups are against the first, with the interval that `PairedLatency.ratio` explains."""
-    first = next(iter(latency.times_ms))
-    rows = []
-    for name, median_ms in latency.medians_ms.items():
-        ratio = latency.ratio(first, name)
-        rows.append((name, f"{median_ms:.3f}", f"{ratio.median:.3f}x", f"{ratio.low:.3f} to {ratio.high:.3f}", f"{ratio.coverage:.1%}"))
-    return text_table(("candidate", "median ms", "speedup", "interval", "coverage"), rows)
 
 
 def write_json(path: Path, data: Mapping) -> None:
