@@ -3,25 +3,20 @@
 Closed form, checked with PyTorch's counter and, for the dense model, with fvcore. No weights are loaded; FLOPs are 2 x MACs.
 """
 
-import difflib
 import importlib.util
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import timm
 import torch
 import tyro
 from torch import nn
 
-import vit_prune as vp
+from vit_prune.measure.candidates import ZERO_BIAS, add_methods, create
 from vit_prune.measure.counter import CountMismatch, cross_check
 from vit_prune.measure.macs import macs
 from vit_prune.measure.report import block_table, macs_table, write_json
-from vit_prune.methods.base import BlockCalibration
-from vit_prune.methods.stack import prune_stacks
-from vit_prune.patch.check import check_host
 
 
 @dataclass(frozen=True)
@@ -48,28 +43,12 @@ class Flags:
 
 
 def build(name: str, flags: Flags) -> nn.Module:
-    known = timm.list_models(include_tags="." in name)
-    if name not in known:
-        raise ValueError(f"unknown model {name!r}; nearest: {', '.join(difflib.get_close_matches(name, known, cutoff=0)) or 'none'}")
+    """On `meta`: only shapes count."""
     with torch.device("meta"):
-        return timm.create_model(name, **({} if flags.img_size is None else {"img_size": flags.size()}))
-
-
-def add_methods(model: nn.Module, keep: str = "1", query_key_free: int = 0, **columns) -> None:
-    """TokenBias and Columns, calibrated by place holders: only shapes count. A model that has methods takes a new keep alone."""
-    if prune_stacks(model):
-        if columns or query_key_free:
-            raise ValueError("this model is patched already: it takes --keep only; give the other flags with timm's own model")
-        vp.set_keep(model, keep)
-        return
-    check_host(model)
-    rank, attn = columns.get("merge_rank", 0), model.blocks[0].attn
-    if not 0 <= rank <= model.embed_dim:
-        raise ValueError(f"merge-rank must be in 1..{model.embed_dim}, the model's width, got {rank}")
-    if rank or columns.get("importance") == "column_mean":
-        measured = BlockCalibration(torch.empty(attn.num_heads, attn.head_dim), torch.empty(model.embed_dim, rank))
-        model.calibration = [measured] * len(model.blocks)
-    vp.patch(model, [vp.TokenBias(query_key_free=query_key_free), vp.Columns(keep=keep, **columns)])
+        model = create(name, **({} if flags.img_size is None else {"img_size": flags.size()}))
+    if flags.methods():
+        add_methods(name, model, flags.methods())
+    return model
 
 
 def run(flags: Flags) -> None:
@@ -79,8 +58,6 @@ def run(flags: Flags) -> None:
         print("check: fvcore is not installed; PyTorch's counter checks alone")
     for name in flags.model:
         model = build(name, flags)
-        if flags.methods():
-            add_methods(model, **flags.methods())
         results[name] = macs(model, flags.size())
         counted[name] = cross_check(model, results[name], name=name, fvcore=fvcore)
         print(f"check: {name}: counted as in closed form: " + "; ".join(f"{found:,} MACs {what}" for what, found in counted[name].items()))
@@ -92,7 +69,7 @@ def run(flags: Flags) -> None:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", message="the token bias is all zero")  # the weights do not matter here
+    warnings.filterwarnings("ignore", message=ZERO_BIAS)  # the weights do not matter here
     try:
         run(tyro.cli(Flags, description=__doc__))
     except (ValueError, TypeError, NotImplementedError, OSError, CountMismatch) as error:

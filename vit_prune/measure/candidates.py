@@ -54,7 +54,7 @@ def build(
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=ZERO_BIAS)
-        model = load(name) if is_folder(name) else create(name, num_classes)
+        model = load(name) if is_folder(name) else create(name, **({} if num_classes is None else {"num_classes": num_classes}))
         if checkpoint is not None:
             load_weights(model, checkpoint, purpose="evaluate")
         if img_size is not None:
@@ -69,12 +69,12 @@ def is_folder(name: str) -> bool:
     return Path(name).is_dir()
 
 
-def create(name: str, num_classes: int | None) -> nn.Module:
-    """Raises: ValueError with the nearest names."""
+def create(name: str, **args) -> nn.Module:
+    """A name of timm's registry; args are timm's. Raises: ValueError with the nearest names."""
     known = timm.list_models(include_tags="." in name)
     if name not in known:
         raise ValueError(f"unknown model {name!r}; nearest: {', '.join(difflib.get_close_matches(name, known, cutoff=0)) or 'none'}")
-    return timm.create_model(name, **({} if num_classes is None else {"num_classes": num_classes}))
+    return timm.create_model(name, **args)
 
 
 def resize(name: str, model: nn.Module, img_size: int) -> None:
@@ -96,7 +96,7 @@ def add_methods(name: str, model: nn.Module, fields: dict) -> None:
         return
     check_host(model)
     rank, attn = fields.get("merge_rank") or 0, model.blocks[0].attn
-    if rank > model.embed_dim:
+    if not 0 <= rank <= model.embed_dim:
         raise ValueError(f"merge-rank must be in 1..{model.embed_dim}, the width of {name}, got {rank}")
     if rank or fields.get("importance") == "column_mean":
         model.calibration = [BlockCalibration(torch.randn(attn.num_heads, attn.head_dim), torch.randn(model.embed_dim, rank)) for _ in model.blocks]
