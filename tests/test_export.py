@@ -125,7 +125,7 @@ def test_a_mismatch_raises_and_the_last_good_file_stays(tmp_path, monkeypatch):
 def wrong_sort():
     from onnxscript import opset18 as op
 
-    return lambda x, dim=-1, descending=False, stable=None: op.TopK(x, op.Shape(x, start=dim), axis=dim, largest=0, sorted=1)
+    return lambda x, dim=-1, descending=False, stable=None: op.TopK(x, op.Shape(x, start=dim), axis=dim, largest=1, sorted=1)
 
 
 def test_large_weights_lie_beside_the_graph_and_are_found_there(tmp_path, monkeypatch):

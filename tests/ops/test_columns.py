@@ -14,6 +14,11 @@ def test_ties_go_to_the_lower_index():
         assert selection.dropped[0, :1].tolist() == [4]
 
 
+def test_what_is_not_a_number_takes_no_place_from_the_prefix():
+    importance = torch.tensor([[0.0, float("nan"), 1.0], [float("inf"), 0.0, float("-inf")]])
+    assert ops.select(importance, num_prefix=1, width=1).kept.tolist() == [[0, 3], [0, 1]]
+
+
 def test_prefix_is_outside_the_budget_and_never_ranked():
     selection = ops.select(torch.tensor([[1.0, 5.0, 3.0]]), num_prefix=2, width=1)
     assert selection.kept.tolist() == [[0, 1, 3]]

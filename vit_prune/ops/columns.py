@@ -57,8 +57,8 @@ def select(importance: Tensor, *, num_prefix: int, width: int, count: Tensor | N
         width: m, the same for the whole batch.
         count: [B] int, at most width: how many of the m columns are real; None means all.
     """
-    ranked = F.pad(importance, (num_prefix, 0), value=math.inf)  # the prefix first, in order
-    order = ranked.sort(dim=-1, descending=True, stable=True).indices  # [B, N]
+    cost = F.pad(-importance, (num_prefix, 0), value=-math.inf)  # the prefix first, in order; NaN last
+    order = cost.sort(dim=-1, stable=True).indices  # [B, N]
     kept = order[:, : num_prefix + width]
     if count is None:
         return Selection(order, kept, None)
