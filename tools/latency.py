@@ -12,8 +12,8 @@ import torch
 
 from vit_prune.measure.config import LatencyConfig, load_config
 from vit_prune.measure.environment import environment_text, machine_warnings
-from vit_prune.measure.run import environment_of, run_latency, write_files
-from vit_prune.measure.tables import as_text, warnings_of
+from vit_prune.measure.run import environment_of, new_folder, run_latency, write_files
+from vit_prune.measure.tables import Results, as_report, warnings_of
 from vit_prune.train.build import pick_device
 from vit_prune.train.cli import main, parse_flags
 
@@ -34,12 +34,15 @@ def latency() -> None:
     warnings = machine_warnings(threads=found["threads"])
     print(environment_text(found))
     print("\n".join(f"warning: {text}" for text in warnings), end="\n" if warnings else "", flush=True)
-    results = run_latency(config, device)
-    noisy = warnings_of(results.rows)
-    text = "\n".join([as_text(results), *(f"warning: {text}" for text in noisy)])
-    print(f"\n{text}")
-    folder = write_files(config, results, found | {"warnings": warnings + noisy}, text)
-    print(f"\nresults: {folder}")
+    folder = None
+
+    def save(results: Results) -> None:
+        nonlocal folder
+        folder = folder or new_folder(config)
+        write_files(folder, config, results, found | {"warnings": warnings + warnings_of(results.rows)}, as_report(results))
+
+    results = run_latency(config, device, save)
+    print(f"\n{as_report(results)}\n\nresults: {folder}")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,21 @@ def test_a_grid_is_measured_printed_and_written(latency, tmp_path):
     assert rows[0]["threads"] == "1"
 
 
+def test_what_was_measured_before_a_failure_is_on_disk(latency, monkeypatch):
+    measure, settings = run.measure, []
+
+    def fails_at_the_second(config, setting, *args):
+        settings.append(setting)
+        if len(settings) == 2:
+            raise ValueError("the machine is gone")
+        return measure(config, setting, *args)
+
+    monkeypatch.setattr(run, "measure", fails_at_the_second)
+    code, _, report = latency("--model", "vit_mini28_bias", *QUICK, "--batch-size", "1", "2", "3")
+    assert code == "error: the machine is gone"
+    assert {row["batch_size"] for row in report["results"]} == {1}
+
+
 def test_several_models_against_several_others(latency, tmp_path):
     saved = tmp_path / "saved"
     checkpoint.save(timm.create_model("vit_mini28_bias", keep=0.5), saved)

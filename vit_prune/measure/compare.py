@@ -82,8 +82,8 @@ class SideBySide:
         return {"engine": self.setting.engine, "mode": self.setting.mode, "dtype": self.setting.dtype}
 
     def peaks(self, threads: int) -> dict[str, Peak]:
-        """Of one call, each model in a process of its own; none of onnxruntime, whose arena keeps what a call needed for the next one."""
-        if self.setting.engine == "onnxruntime":
+        """Of one call, each model in a process of its own; none of onnxruntime and CUDA graphs, which keep what a call needs from one to the next."""
+        if self.setting.engine in ("onnxruntime", "cuda-graph"):
             return {}
         settings = self.how() | {"backend": self.setting.backend, "device": str(self.device), "threads": threads}
         return {label: peak_in_fresh_process(Job(model, (self.images[label],), **settings)) for label, model in self.models.items()}

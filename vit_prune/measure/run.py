@@ -4,7 +4,7 @@ import importlib.util
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -31,15 +31,29 @@ OPEN = "there is no CUDA device here; --device cpu measures on the CPU"
 Models = dict[int | None, list[Candidate]]
 
 
-def run_latency(config: LatencyConfig, device: torch.device) -> Results:
-    """Measure the whole grid. Raises: ValueError, TypeError or OSError before the first model is timed for what can be known then."""
+def run_latency(config: LatencyConfig, device: torch.device, save: Callable[[Results], object]) -> Results:
+    """Measure the whole grid; `save` is given what there is before the first setting and after each.
+
+    Raises: ValueError, TypeError or OSError, before the first model is timed for what can be known then.
+    """
     torch.set_num_threads(config.threads or torch.get_num_threads())
     check_settings(config, device)
     models = {size: candidates_of(config, size) for size in config.img_size or (None,)}
     owed = owed_settings(config, models, device)
     accuracy = accuracies(config, next(iter(models.values())), device)
-    rows = measure(config, models, [setting for setting in config.settings if setting not in owed], device)
-    return replace(frame(config, models), rows=tuple(rows), owed=owed, accuracy=accuracy)
+    results = replace(frame(config, models), owed=owed, accuracy=accuracy)
+    save(results)
+    with tqdm(total=rounds(config, owed), unit=" rounds", file=sys.stderr, disable=None, leave=False) as bar:
+        for setting in [setting for setting in config.settings if setting not in owed]:
+            bar.set_description(str(setting))
+            results = replace(results, rows=(*results.rows, *measure(config, setting, models, device, bar)))
+            save(results)
+    return results
+
+
+def rounds(config: LatencyConfig, owed: dict[Setting, str]) -> int:
+    """Of the whole run, warm-up included."""
+    return (len(config.settings) - len(owed)) * (config.warmup + config.runs)
 
 
 def check_settings(config: LatencyConfig, device: torch.device) -> None:
@@ -70,16 +84,12 @@ def side_by_side(config: LatencyConfig, setting: Setting, models: Models, device
     return SideBySide(setting, models[setting.img_size], device, fused=config.fuse, seed=config.seed)
 
 
-def measure(config: LatencyConfig, models: Models, settings: list[Setting], device: torch.device) -> list[Row]:
-    """The rows of all settings; the bar counts rounds."""
-    rows, threads = [], torch.get_num_threads()
-    with tqdm(total=len(settings) * (config.warmup + config.runs), unit=" rounds", file=sys.stderr, disable=None, leave=False) as bar:
-        for setting in settings:
-            bar.set_description(str(setting))
-            compared = side_by_side(config, setting, models, device)
-            latency = compared.latency(runs=config.runs, warmup=config.warmup, threads=threads, after_round=bar.update)
-            rows += compared.rows(latency, peaks(compared, threads) if config.memory else {})
-    return rows
+def measure(config: LatencyConfig, setting: Setting, models: Models, device: torch.device, bar: tqdm) -> list[Row]:
+    """The rows of one setting; the bar counts rounds. The copies that are timed end with it."""
+    threads = torch.get_num_threads()
+    compared = side_by_side(config, setting, models, device)
+    latency = compared.latency(runs=config.runs, warmup=config.warmup, threads=threads, after_round=bar.update)
+    return compared.rows(latency, peaks(compared, threads) if config.memory else {})
 
 
 def peaks(compared: SideBySide, threads: int) -> dict[str, Peak]:
@@ -104,10 +114,15 @@ def frame(config: LatencyConfig, models: Models) -> Results:
     )
 
 
-def write_files(config: LatencyConfig, results: Results, found: dict, text: str) -> Path:
-    """One folder per run: results.json, results.csv, table.txt, and speedups.png where something was compared."""
+def new_folder(config: LatencyConfig) -> Path:
+    """One per run. Raises: OSError."""
     folder = Path(config.output) / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
     folder.mkdir(parents=True)
+    return folder
+
+
+def write_files(folder: Path, config: LatencyConfig, results: Results, found: dict, text: str) -> None:
+    """results.json, results.csv, table.txt, and speedups.png where something was compared; each complete or as it was."""
     report = {
         "environment": found,
         "config": asdict(config),
@@ -122,7 +137,6 @@ def write_files(config: LatencyConfig, results: Results, found: dict, text: str)
     if results.rows:
         write_atomically(folder / "results.csv", as_csv([environment_cells(found) | row.to_dict() for row in results.rows]))
         draw(results.rows, folder / "speedups.png")
-    return folder
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

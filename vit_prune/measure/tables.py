@@ -41,8 +41,14 @@ class Results:
 
 def as_text(results: Results) -> str:
     if results.layout == "rows":
-        return "\n\n".join(f"{title(setting, results.of(setting))}\n{rows_table(results.of(setting))}" for setting in results.settings)
+        measured = [setting for setting in results.settings if results.of(setting)]
+        return "\n\n".join(f"{title(setting, results.of(setting))}\n{rows_table(results.of(setting))}" for setting in measured)
     return "\n".join([paper_table(results), *notes(results)])
+
+
+def as_report(results: Results) -> str:
+    """The tables, and what speaks against the speedups in them."""
+    return "\n".join([as_text(results), *(f"warning: {text}" for text in warnings_of(results.rows))])
 
 
 def title(setting: Setting, rows: Sequence[Row]) -> str:
@@ -108,7 +114,7 @@ def notes(results: Results) -> list[str]:
     """What the cells are, and why some are open."""
     what = "mean ± standard deviation" if results.layout == "table12" else "median"
     lines = ["", f"ms: {what} per call; in parentheses the speedup, median of paired ratios against the model's original; owed: not measured here"]
-    lines += [f"measured: {title(setting, results.of(setting))}" for setting in results.settings if setting not in results.owed]
+    lines += [f"measured: {title(setting, results.of(setting))}" for setting in results.settings if results.of(setting)]
     lines += [f"owed: {setting}: {reason}" for setting, reason in results.owed.items()]
     if results.layout == "table1" and len(results.accuracy) < len(results.labels):
         lines.append("owed: accuracy needs --data-dir and --checkpoint NAME=PATH for each model")
