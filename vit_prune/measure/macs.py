@@ -10,7 +10,7 @@ Legend: N tokens (queries), M kept columns, H heads, d head dim, A = H d, D widt
     gate, proj N per weight   mlp        N per weight of every nn.Linear
     bias       N D H          selection  what the selection costs, see ColumnsMethod.macs
 
-A fused model counts as the same model before vp.fuse: the rows of zeros that fill up its GEMM are not counted.
+In a fused model bias is N D for each row that rides in the query product, the rows of zeros that fill it up included; selection is the assignment alone.
 Without queries and keys: no q, M D A for the values, no qk, M A for softmax(bias) v, and one row through proj (N with an output gate).
 """
 
@@ -143,7 +143,7 @@ def _block(sheet: Sheet, block: nn.Module, num_tokens: int, given: int | None) -
         name=sheet.names[block],
         num_tokens=num_tokens,
         num_columns=columns,
-        parts={**attention(columns, key_free=key_free), **_overhead(stack, num_tokens, given), "mlp": mlp},
+        parts={**attention(columns, key_free=key_free), **_overhead(attn, stack, num_tokens, given), "mlp": mlp},
         dense=sum(attention(num_tokens, key_free=False).values()) + mlp,
         ceiling=sum(attention(0, key_free=key_free).values()) + mlp,
     )
@@ -188,13 +188,14 @@ def _attention(sheet: Sheet, attn: nn.Module, num_tokens: int, num_columns: int,
     }
 
 
-def _overhead(stack: Prune | None, num_tokens: int, given: int | None) -> dict[str, int]:
+def _overhead(attn: nn.Module, stack: Prune | None, num_tokens: int, given: int | None) -> dict[str, int]:
     """What the methods report: the selection, and everything else, which adds to the logits."""
-    overhead = {"bias": 0, "selection": 0}
+    fused = type(attn) is FusedAttention
+    overhead = {"bias": num_tokens * attn.weight.shape[1] * sum(attn.first[1:]) if fused else 0, "selection": 0}
     for method in stack.children() if stack is not None else ():
         if isinstance(method, ColumnsMethod):
-            overhead["selection"] += method.macs(num_tokens, given, query_key_free=stack.query_key_free)
-        else:
+            overhead["selection"] += method.macs(num_tokens, given, query_key_free=stack.query_key_free, riding=fused)
+        elif not (fused and method.reads):
             overhead["bias"] += method.macs(num_tokens)
     return overhead
 

@@ -224,16 +224,17 @@ class ColumnsMethod(Method):
         bias = x.new_zeros(x.shape[0], 1, selection.kept.shape[1]) if bias is None else bias
         return bias.masked_fill(~selection.valid[:, None], float("-inf"))
 
-    def macs(self, num_tokens: int, num_columns: int | None = None, *, query_key_free: bool = False) -> int:
+    def macs(self, num_tokens: int, num_columns: int | None = None, *, query_key_free: bool = False, riding: bool = False) -> int:
         """What the selection costs for one image: the anticipated logits of column_mean and the assignment of merge.
 
         num_columns: M under the rules mass and threshold, where it depends on the image. query_key_free: no keys to anticipate.
+        riding: the `readouts` are computed, and counted, with the queries.
         """
         by_topk = self.config.rule == "topk"
         if by_topk and self.keep_ratio == 1.0:
             return 0
         total = 0
-        if self.q_mean is not None and not query_key_free:
+        if self.q_mean is not None and not query_key_free and not riding:
             total += self.dim * self.q_mean.numel()  # W_k^T q_mean
             total += num_tokens * self.q_mean.shape[0] * self.dim  # its product with each x
         if self.config.dropped == "merge":
@@ -242,7 +243,7 @@ class ColumnsMethod(Method):
             sources = num_tokens - (M if by_topk else P)  # where M varies, kept patches are compared too
             rank = self.dim if self.directions is None else self.directions.shape[1]
             total += sources * (M - P) * rank
-            total += 0 if self.directions is None else num_tokens * self.dim * rank
+            total += 0 if self.directions is None or riding else num_tokens * self.dim * rank
         return total
 
     def set_keep_ratio(self, ratio: float) -> None:

@@ -77,11 +77,9 @@ def fuse_attention(attn: PrunedAttention) -> None:
     padding = -sum(widths) % ROWS
     queries, keys = (0, 0) if attn.prune.query_key_free else (A, A)
     riders = torch.cat([*(rows.detach().to(qkv) for rows in maps.values()), qkv.new_zeros(padding, qkv.shape[1])])
-    norms, skipped = (attn.q_norm, attn.k_norm, attn.norm), (attn.q_norm, attn.k_norm, attn.norm, attn.proj_drop)
-    plain = attn.gate is None and all(type(norm) is nn.Identity for norm in norms)
-    plain = plain and not any(module._forward_hooks or module._forward_pre_hooks for module in skipped)
     attn.names, attn.first, attn.rows = tuple(maps), (queries, *widths, padding), queries + len(riders)
-    attn.direct = attn.fused_attn and attn.prune.impl in ("auto", "sdpa") and plain and not attn.prune.query_key_free
+    attn.direct = is_direct(attn)
+    attn.prune.requires_grad_(False)  # what was copied learns nothing more
     del attn.qkv
     attn.__class__ = FusedAttention
     attn.register_buffer("weight", torch.cat([qkv[:queries], riders, qkv[2 * A - keys :]]))
@@ -91,5 +89,14 @@ def fuse_attention(attn: PrunedAttention) -> None:
         attn.bias = torch.cat([bias[:queries], bias.new_zeros(len(riders)), bias[2 * A - keys :]])
 
 
+def is_direct(attn: PrunedAttention) -> bool:
+    """True where attention is PyTorch's fused kernel and nothing that could be skipped in evaluation mode computes or is hooked."""
+    norms = (attn.q_norm, attn.k_norm, attn.norm)
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in (*norms, attn.proj_drop))
+    plain = attn.gate is None and not hooked and all(type(norm) is nn.Identity for norm in norms)
+    return plain and attn.fused_attn and attn.prune.impl in ("auto", "sdpa") and not attn.prune.query_key_free
+
+
 def is_fused(model: nn.Module) -> bool:
+    """True where `vp.fuse` has been at work."""
     return any(type(module) is FusedAttention for module in model.modules())
