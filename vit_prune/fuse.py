@@ -12,7 +12,8 @@ def fuse(model: nn.Module) -> nn.Module:
 
     The token bias, the anticipated logits of `importance="column_mean"` and the directions of `dropped="merge"` become rows of one weight
     [Q + R + K + V, D] per block; the parameters are copied, not shared, and `qkv` is gone. One way: keep, or `copy.deepcopy`, the model for
-    training, saving and `vp.unpatch`. Hooks, `impl` and timm's `fused_attn` are read now, and later weights change nothing. `vp.set_keep`, `.to(dtype)`, torch.compile and `vp.export_onnx` work on the fused model.
+    training, saving and `vp.unpatch`. Hooks, `impl` and timm's `fused_attn` are read now, and later weights change nothing. `vp.set_keep`,
+    `.to(dtype)`, torch.compile and `vp.export_onnx` work on the fused model.
 
     Args: model: patched, in eval mode.
     Returns: the same model.
