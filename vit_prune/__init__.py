@@ -10,11 +10,13 @@ from vit_prune.methods.base import set_progress
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.schedules import constant, cosine, linear, step
 from vit_prune.methods.token_bias import TokenBias
+from vit_prune.methods.tome import ToMe
 from vit_prune.patch import patch, patched, set_keep, unpatch
 from vit_prune.version import __version__
 
 __all__ = [
     "Columns",
+    "ToMe",
     "TokenBias",
     "__version__",
     "calibrate",

@@ -12,6 +12,7 @@ from tests.helpers import randomise_bias, tiny_vit
 METHODS = {
     "pruned": vp.TokenBias(keep=0.5),
     "merged": [vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge")],
+    "tome": [vp.ToMe(r=3), vp.TokenBias(keep=0.5)],
     "query-key-free": vp.TokenBias(keep=0.5, query_key_free=1),
 }
 

@@ -14,6 +14,8 @@ METHODS = {
     "mass": [vp.TokenBias(), vp.Columns(rule="mass", tau=0.7)],
     "threshold merged": [vp.TokenBias(), vp.Columns(rule="threshold", tau=0.9, dropped="merge")],
     "gumbel": [vp.TokenBias(), vp.Columns(keep=0.5, sampling="gumbel")],
+    "tome": vp.ToMe(r=3),
+    "tome, merged": [vp.ToMe(r=3), vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge")],
 }
 
 
@@ -50,7 +52,7 @@ def test_padding_never_wins_a_place_from_a_real_token(method):
     attn.prune.register_forward_hook(lambda _m, _a, out: kept.append(out))
     attn(torch.randn(2, 17, 32), attn_mask=padding((17, 9), "bool"))
     if kept[0].index is None:
-        assert method == "bias"
+        assert method in ("bias", "tome")
         return
     seen = torch.ones_like(kept[0].index, dtype=torch.bool) if kept[0].bias is None else kept[0].bias.amax(1) > float("-inf")
     assert kept[0].index[1][seen[1]].max() < 9
@@ -60,6 +62,8 @@ def test_padding_never_wins_a_place_from_a_real_token(method):
 @pytest.mark.parametrize("kind", ["bool", "float", "symmetric bool"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_fully_padded_sample_is_finite_forward_and_backward(method, kind, dtype):
+    if "tome" in method and "symmetric" in kind:
+        pytest.skip("merged tokens have one mask for all queries: a test below says that another is refused")
     model = patched_vit(method).to(dtype).train()
     mask = padding((17, 0), kind)
     x = torch.randn(2, 3, 32, 32).to(dtype).requires_grad_()
@@ -88,6 +92,25 @@ def test_a_causal_model_never_looks_ahead():
         attn(x, attn_mask=torch.ones(17, 17, dtype=torch.bool), is_causal=True)
 
 
+def test_tokens_do_not_merge_under_a_mask_that_differs_from_query_to_query():
+    model, images = patched_vit("tome"), torch.randn(2, 3, 32, 32)
+    for mask in ({"attn_mask": padding((17, 9), "symmetric bool")}, {"is_causal": True}):
+        with pytest.raises(ValueError, match="cannot honour a mask per head or query"):
+            model(images, **mask)
+
+
+@torch.no_grad()
+def test_hidden_tokens_change_nothing_where_tokens_merge():
+    model, images, mask = patched_vit("tome"), torch.randn(1, 3, 32, 32), padding((12,), "bool")
+    other = images.clone()
+    other[:, :, 24:] += 1  # patches 13 to 16, the last row, of which 12 on are hidden
+    for kind in ("bool", "float"):
+        mask = padding((12,), kind)
+        seen = model.forward_features(images, attn_mask=mask)[:, :12]
+        torch.testing.assert_close(model.forward_features(other, attn_mask=mask)[:, :12], seen)
+        assert not torch.allclose(model.forward_features(other)[:, :12], model.forward_features(images)[:, :12])
+
+
 def naflex(method):
     torch.manual_seed(0)
     model = timm.create_model("naflexvit_base_patch16_gap", depth=2, embed_dim=48, num_heads=3, num_classes=5)
@@ -106,7 +129,7 @@ def patches(*grids):
     return batch
 
 
-@pytest.mark.parametrize("method", ["bias", "pruned", "merged", "mass", "threshold merged"])
+@pytest.mark.parametrize("method", ["bias", "pruned", "merged", "mass", "threshold merged", "tome", "tome, merged"])
 @torch.no_grad()
 def test_naflex_images_of_many_sizes_give_what_each_gives_alone(method):
     model, batch = naflex(method), patches((6, 7), (3, 4), (1, 5))

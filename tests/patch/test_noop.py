@@ -13,20 +13,22 @@ def ids(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_a_zero_bias_with_all_columns_is_the_same_function(case):
+def test_a_zero_bias_with_all_columns_and_no_merges_are_the_same_function(case):
     model, images = build(case, depth=2)
-    result = differences(model, images)
-    assert max(result[name] for name in noop.OUTPUTS) <= TOLERANCE
-    assert result["restored"] == 0
+    for methods in (noop.COLUMNS, noop.MERGING):
+        result = differences(model, images, methods=methods)
+        assert max(result[name] for name in noop.OUTPUTS) <= TOLERANCE
+        assert result["restored"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=ids)
-def test_a_zero_bias_with_all_columns_is_the_same_function_at_full_depth(case):
+def test_nothing_to_do_is_the_same_function_at_full_depth(case):
     model, images = build(case)
-    result = differences(model, images[:1])
-    assert max(result[name] for name in noop.OUTPUTS) <= TOLERANCE
-    assert result["restored"] == 0
+    for methods in (noop.COLUMNS, noop.MERGING):
+        result = differences(model, images[:1], methods=methods)
+        assert max(result[name] for name in noop.OUTPUTS) <= TOLERANCE
+        assert result["restored"] == 0
 
 
 @pytest.mark.parametrize("case", [Case("deit_tiny_patch16_224"), Case("beit3_base_patch16_224"), Case("vit_small_patch16_224", gated=True)], ids=ids)

@@ -21,6 +21,8 @@ METHODS = {
     "gumbel": [vp.TokenBias(), vp.Columns(keep=0.5, sampling="gumbel")],
     "query-key-free": vp.TokenBias(keep=0.5, query_key_free=1),
     "mass": [vp.TokenBias(), vp.Columns(rule="mass", tau=0.7)],
+    "tome": vp.ToMe(r=3),
+    "tome, merged": [vp.ToMe(r=3), vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge")],
 }
 
 
@@ -186,7 +188,7 @@ def test_models_in_other_dtypes_run_and_agree(dtype, method):
     assert out.dtype == dtype
     assert (out.float() - expected).abs().max() / expected.abs().max() < (0.3 if dtype != torch.float64 else 1e-5)
     fresh = vp.patch(tiny_vit().to(dtype), METHODS[method])
-    assert fresh.blocks[0].attn.prune.token_bias.weight.dtype == dtype
+    assert all(value.dtype == dtype for value in fresh.state_dict().values())
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,4 +1,4 @@
-"""No-op equality: does a patched model with zero bias and keep = 1 compute the same function as timm's?
+"""No-op equality: does a patched model with zero bias and keep = 1, or with r = 0 merges, compute the same function as timm's?
 
 Every parameter is perturbed first, so that attention, norms and scales matter: at initialisation a dropped LayerScale or a
 wrong attention scale could hide behind values near 0 or 1.
@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.token_bias import TokenBias
-from vit_prune.patch import patched
+from vit_prune.methods.tome import ToMe
+from vit_prune.patch import Methods, patched
 
 PERTURBATION = 0.05
+COLUMNS = (TokenBias(), Columns(keep=1.0))
+MERGING = (ToMe(r=0),)
 OUTPUTS = ("forward", "forward_features", "forward_intermediates")
 
 
@@ -79,10 +82,10 @@ def flat(value: object) -> Tensor:
     return torch.cat([flat(part) for part in parts if part is not None])
 
 
-def differences(model: nn.Module, images: Tensor, *, impl: str = "auto") -> dict[str, float]:
+def differences(model: nn.Module, images: Tensor, *, methods: Methods = COLUMNS, impl: str = "auto") -> dict[str, float]:
     """Largest difference between patched and unpatched, over the largest output, for each of OUTPUTS; 0 for `restored` means bit for bit."""
     before = outputs(model, images)
-    with patched(model, [TokenBias(), Columns(keep=1.0)], impl=impl):
+    with patched(model, methods, impl=impl):
         during = outputs(model, images)
     after = outputs(model, images)
     result = {name: relative(during[name], before[name]) for name in OUTPUTS}

@@ -11,10 +11,11 @@ Legend: N tokens (queries), M kept columns, H heads, d head dim, A = H d, D widt
     bias       N D H          selection  what the selection costs, see ColumnsMethod.macs
 
 In a fused model bias is N D for each row that rides in the query product, the rows of zeros that fill it up included; selection is the assignment alone.
+Where tokens merge, the mlp and what follows see N - r tokens; all N come back before pooling and head. Matching counts as selection, see ToMeMethod.macs.
 Without queries and keys: no q, M D A for the values, no qk, M A for softmax(bias) v, and one row through proj (N with an output gate).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from timm.layers import Attention, AttentionPoolLatent, PatchEmbed
 from timm.layers.attention_pool import AttentionPoolPrr
@@ -27,9 +28,11 @@ from vit_prune.measure.result import BLOCK_PARTS, BlockMacs, ModelMacs
 from vit_prune.methods.base import PROVIDERS
 from vit_prune.methods.columns import ColumnsMethod
 from vit_prune.methods.stack import Prune
+from vit_prune.methods.tome import ToMeMethod
 from vit_prune.ops.columns import num_kept
 from vit_prune.patch.fused import FusedAttention
-from vit_prune.patch.timm import BLOCKS, ROOTS, PrunedAttention, is_plain_linear
+from vit_prune.patch.roots import MERGING
+from vit_prune.patch.timm import BLOCKS, ROOTS, PrunedAttention, PrunedBlock, is_plain_linear
 
 __all__ = ["BLOCK_PARTS", "BlockMacs", "ModelMacs", "count_macs", "macs"]
 
@@ -48,7 +51,7 @@ def macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, *, num
         num_columns that are missing, out of range or not asked for.
     """
     model = unwrap(model)
-    if type(model) not in ROOTS:
+    if type(model) not in (*ROOTS, *MERGING.values()):
         supported = ", ".join(root.__name__ for root in ROOTS)
         raise TypeError(f"MACs of {type(model).__module__}.{type(model).__qualname__} are not known in closed form; supported: {supported}")
     sheet = Sheet(model)
@@ -63,7 +66,7 @@ def macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, *, num
         img_size=size,
         num_tokens=num_tokens,
         patch_embed=_projection(sheet, embeds.proj, height * width),
-        blocks=tuple(_block(sheet, block, num_tokens, columns) for block, columns in zip(model.blocks, given, strict=True)),
+        blocks=tuple(_blocks(sheet, num_tokens, given)),
         pool=_pool(sheet, num_tokens),
         head=_head(sheet, num_tokens),
     )
@@ -123,8 +126,18 @@ def _projection(sheet: Sheet, proj: nn.Module, num_patches: int) -> int:
     return num_patches * proj.weight.numel()
 
 
-def _block(sheet: Sheet, block: nn.Module, num_tokens: int, given: int | None) -> BlockMacs:
-    if type(block) not in BLOCKS:
+def _blocks(sheet: Sheet, num_tokens: int, given: Sequence[int | None]) -> Iterator[BlockMacs]:
+    """Each block, at the tokens that the blocks before have left."""
+    left = num_tokens
+    for block, columns in zip(sheet.model.blocks, given, strict=True):
+        cost = _block(sheet, block, left, columns, whole=num_tokens)
+        yield cost
+        left -= cost.num_merged
+
+
+def _block(sheet: Sheet, block: nn.Module, num_tokens: int, given: int | None, *, whole: int) -> BlockMacs:
+    """One block on num_tokens tokens; `whole` of them are in a model where nothing merges."""
+    if type(block) not in (*BLOCKS, PrunedBlock):
         raise sheet.refuse(block, ", ".join(kind.__name__ for kind in BLOCKS))
     attn = block.attn
     if type(attn) not in (Attention, PrunedAttention, FusedAttention):
@@ -133,19 +146,21 @@ def _block(sheet: Sheet, block: nn.Module, num_tokens: int, given: int | None) -
     if type(attn) is PrunedAttention and not is_plain_linear(attn.qkv):
         raise TypeError(f"{sheet.names[attn.qkv]} is a {type(attn.qkv).__name__} or has hooks: a patched block calls it whole, and its MACs are not known")
     columns = _num_columns(sheet.names[attn], stack, num_tokens, given)
-    mlp = sheet.mlp(block.mlp, num_tokens)
+    merged = sum(method.num_merges(num_tokens) for method in stack.mergers) if stack is not None else 0
+    mlp = sheet.mlp(block.mlp, num_tokens - merged)
     key_free = stack is not None and stack.query_key_free
 
-    def attention(columns: int, *, key_free: bool) -> dict[str, int]:
-        return _attention(sheet, attn, num_tokens, columns, key_free=key_free)
+    def attention(tokens: int, columns: int, *, key_free: bool) -> dict[str, int]:
+        return _attention(sheet, attn, tokens, columns, key_free=key_free)
 
     return BlockMacs(
         name=sheet.names[block],
         num_tokens=num_tokens,
         num_columns=columns,
-        parts={**attention(columns, key_free=key_free), **_overhead(attn, stack, num_tokens, given), "mlp": mlp},
-        dense=sum(attention(num_tokens, key_free=False).values()) + mlp,
-        ceiling=sum(attention(0, key_free=key_free).values()) + mlp,
+        num_merged=merged,
+        parts={**attention(num_tokens, columns, key_free=key_free), **_overhead(attn, stack, num_tokens, given), "mlp": mlp},
+        dense=sum(attention(whole, whole, key_free=False).values()) + sheet.mlp(block.mlp, whole),
+        ceiling=sum(attention(num_tokens, 0, key_free=key_free).values()) + mlp,
     )
 
 
@@ -153,7 +168,7 @@ def _num_columns(name: str, stack: Prune | None, num_tokens: int, given: int | N
     """M of a block. Raises: NotImplementedError for a method whose effect on the host's own products is not known here."""
     methods = list(stack.children()) if stack is not None else []
     for method in methods:
-        unknown = [hook for hook in PROVIDERS if method.answers(hook) and not isinstance(method, ColumnsMethod)]
+        unknown = [hook for hook in PROVIDERS if method.answers(hook) and not isinstance(method, (ColumnsMethod, ToMeMethod))]
         if unknown:
             raise NotImplementedError(f"{name}: {type(method).__name__} provides `{unknown[0]}`, which the closed form does not count")
     choosers = [method for method in methods if isinstance(method, ColumnsMethod)]  # one at most
@@ -195,6 +210,8 @@ def _overhead(attn: nn.Module, stack: Prune | None, num_tokens: int, given: int 
     for method in stack.children() if stack is not None else ():
         if isinstance(method, ColumnsMethod):
             overhead["selection"] += method.macs(num_tokens, given, query_key_free=stack.query_key_free, riding=fused)
+        elif isinstance(method, ToMeMethod):
+            overhead["selection"] += method.macs(num_tokens, has_all_keys=stack.keeps_all, query_key_free=stack.query_key_free)
         elif not (fused and method.reads):
             overhead["bias"] += method.macs(num_tokens)
     return overhead

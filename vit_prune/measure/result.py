@@ -59,15 +59,16 @@ class BlockMacs(Comparison):
 
     Args:
         name: the block in the model, "blocks.3".
-        num_tokens: N, the queries. num_columns: M, the keys and values.
-        parts: by BLOCK_PARTS. q, kv: projections; bias: methods that add to the logits; selection: choosing and merging columns;
+        num_tokens: N, the queries. num_columns: M, the keys and values. num_merged: tokens that merge away before the MLP.
+        parts: by BLOCK_PARTS. q, kv: projections; bias: methods that add to the logits; selection: choosing and merging columns and tokens;
             qk: q k^T; av: weights v; gate, proj: the host's output gate and projection; mlp: every nn.Linear of block.mlp.
-        dense: the same block unpatched. ceiling: with M = 0 and no overhead.
+        dense: the same block unpatched, in a model where nothing merges. ceiling: with M = 0 and no overhead, of the tokens that there are.
     """
 
     name: str
     num_tokens: int
     num_columns: int
+    num_merged: int
     parts: dict[str, int]
     dense: int
     ceiling: int
@@ -83,7 +84,14 @@ class BlockMacs(Comparison):
 
     def to_dict(self) -> dict:
         """JSON-able."""
-        return {"name": self.name, "num_tokens": self.num_tokens, "num_columns": self.num_columns, **self.figures(), "parts": dict(self.parts)}
+        return {
+            "name": self.name,
+            "num_tokens": self.num_tokens,
+            "num_columns": self.num_columns,
+            "num_merged": self.num_merged,
+            **self.figures(),
+            "parts": dict(self.parts),
+        }
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from vit_prune.methods.state import Tokens
+
 Readouts = Mapping[str, Tensor]
 NOTHING: Readouts = MappingProxyType({})
 PROVIDERS = ("columns", "gate", "span", "merge")  # one method at most answers each of these
@@ -80,8 +82,8 @@ class Method(nn.Module):
     def span(self, x: Tensor, *, mask: Tensor | None):
         """How far each head looks."""
 
-    def merge(self, x: Tensor, metric: Tensor, sizes: Tensor | None, *, mask: Tensor | None):
-        """Merged tokens and their sizes, between attention and MLP."""
+    def merge(self, x: Tensor, metric: Tensor, tokens: Tokens):
+        """Merged tokens [B, N - r, D] and what they stand for, between attention and MLP; metric [B, N, d] is the head-mean key."""
 
     def step(self, progress: float) -> None:
         """Called by the trainer before each batch, with the share of training that is done, in [0, 1]."""

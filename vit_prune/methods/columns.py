@@ -14,6 +14,7 @@ from vit_prune.methods.base import NOTHING, Host, KeptColumns, Method, MethodCon
 from vit_prune.methods.schedules import Keep, check_ratio, parse_keep
 from vit_prune.ops import columns as ops
 from vit_prune.ops import noise
+from vit_prune.ops.rows import gather_tokens
 
 CHOICES = {
     "rule": ("topk", "mass", "threshold"),
@@ -143,7 +144,7 @@ class ColumnsMethod(Method):
             features = read["features"] if "features" in read else self._features(x.detach())
             columns, bias = self._merge(x, bias, anticipated, selection, visible, features)
         else:
-            columns = ops.gather_tokens(x, selection.kept)
+            columns = gather_tokens(x, selection.kept)
             bias = None if bias is None else ops.gather_bias(for_each(bias, B), selection.kept)
         return KeptColumns(columns, bias if selection.valid is None else self._hide(bias, selection, x), selection.kept)
 

@@ -45,6 +45,11 @@ class Prune(nn.Module):
         return [method for method in self._modules.values() if method.answers("columns")]
 
     @property
+    def mergers(self) -> list[Method]:
+        """The method that merges tokens: one at most."""
+        return [method for method in self._modules.values() if method.answers("merge")]
+
+    @property
     def keeps_all(self) -> bool:
         """True where attention sees every token's own column."""
         return all(method.keeps_all for method in self.choosers)
@@ -53,9 +58,9 @@ class Prune(nn.Module):
         """Of all methods, see `Method.readouts`."""
         return {name: weight for method in self.children() for name, weight in method.readouts(attn).items()}
 
-    def forward(self, x: Tensor, *, attn: nn.Module, mask: Tensor | None, read: Readouts = NOTHING) -> KeptColumns:
-        """x [B, N, D] -> the columns that attention sees; read: what the host has computed of the readouts."""
-        bias = None
+    def forward(self, x: Tensor, *, attn: nn.Module, mask: Tensor | None, size_bias: Tensor | None = None, read: Readouts = NOTHING) -> KeptColumns:
+        """x [B, N, D] -> the columns that attention sees; size_bias [B, 1, N]: log size of merged tokens; read: what the host has computed of the readouts."""
+        bias = size_bias
         for method in self.biases:
             own = method.bias(x, read=read) if read and method.reads else method.bias(x)
             if own is not None:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vit_prune.ops.rows import gather_tokens, sum_tokens
+
 ROUNDING = 1e-6  # .55 * 100 is 55.000000000000007: not a 56th column
 INVISIBLE = -1e3  # exp(-1e3) is 0 even in float64: an additive mask at or below it hides the column
 
@@ -74,14 +76,6 @@ def smallest_mass(probability: Tensor, tau: float) -> Tensor:
     return (short & (falling > 0)).sum(-1).clamp(min=1)
 
 
-def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
-    """x [B, N, D], index [B, M] -> [B, M, D]. A lookup of whole rows: on a CPU 5 to 30 times as fast as Tensor.gather, forward and backward."""
-    if x.shape[0] == 1:
-        return F.embedding(index, x[0])
-    first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]  # row of each image's first token
-    return F.embedding(first + index, x.flatten(0, 1))
-
-
 def gather_bias(bias: Tensor, index: Tensor) -> Tensor:
     """bias [B, H, N], index [B, M] -> [B, H, M], contiguous."""
     return bias.gather(2, index.unsqueeze(1).expand(-1, bias.shape[1], -1))
@@ -130,26 +124,7 @@ def merge(
     column = torch.cat([torch.arange(M, device=x.device).expand(x.shape[0], -1), nearest], dim=1)  # of each member
     total = _cluster_logsumexp(logits, column, M)  # [B, 1 + h, M]
     share = (logits[:, 0] - total[:, 0].gather(1, column)).exp()
-    return _sum_members(x, member, column, share.to(x.dtype), M), total[:, 1:]
-
-
-def _sum_members(x: Tensor, member: Tensor, column: Tensor, share: Tensor, num_columns: int) -> Tensor:
-    """Each column's sum of share * x over its members: x [B, N, D], the others [B, M + S] -> [B, M, D].
-
-    Sorted by column, this is one lookup with a sum per bag: several times as fast on a CPU as scatter_add, which adds element by element.
-    ONNX has no such lookup, so that a graph that is exported adds.
-    """
-    B, N, D = x.shape
-    if torch.compiler.is_exporting():
-        rows = gather_tokens(x, member) * share[:, :, None]
-        return rows.new_zeros(B, num_columns, D).scatter_add(1, column[:, :, None].expand(-1, -1, D), rows)
-    bag, order = column.sort(dim=1, stable=True)
-    row, share = member.gather(1, order), share.gather(1, order)
-    if B > 1:
-        image = torch.arange(B, device=x.device)[:, None]
-        bag, row = bag + image * num_columns, row + image * N
-    first = torch.searchsorted(bag.flatten(), torch.arange(B * num_columns, device=x.device))
-    return F.embedding_bag(row.flatten(), x.flatten(0, 1), first, mode="sum", per_sample_weights=share.flatten()).unflatten(0, (B, num_columns))
+    return sum_tokens(x, member, column, share.to(x.dtype), M), total[:, 1:]
 
 
 def _members(selection: Selection, num_prefix: int, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:

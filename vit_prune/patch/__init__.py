@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 from timm.layers import Attention
+from timm.models.vision_transformer import Block
 from torch import nn
 
 from vit_prune.methods.base import Host, MethodConfig
@@ -15,7 +16,8 @@ from vit_prune.methods.token_bias import TokenBiasMethod
 from vit_prune.ops.attention import IMPLS
 from vit_prune.patch.check import check_host, check_runnable, expand
 from vit_prune.patch.fused import is_fused
-from vit_prune.patch.timm import PrunedAttention
+from vit_prune.patch.roots import MERGING
+from vit_prune.patch.timm import PrunedAttention, PrunedBlock
 
 Methods = MethodConfig | Sequence[MethodConfig]
 
@@ -43,6 +45,10 @@ def patch(model: nn.Module, methods: Methods, *, impl: str = "auto") -> nn.Modul
         check_runnable(stack, host)
     for block, stack in zip(model.blocks, stacks, strict=True):
         attach(block.attn, stack)
+    if any(stack.mergers for stack in stacks):
+        model.__class__ = MERGING[type(model)]
+        for block in model.blocks:
+            block.__class__ = PrunedBlock
     warn_if_untrained(model)
     return model
 
@@ -59,6 +65,9 @@ def unpatch(model: nn.Module) -> nn.Module:
             attn.get_parameter(name).requires_grad_(True)
         del attn.prune
         attn.__class__ = Attention
+    plain = {PrunedBlock: Block} | {merging: host for host, merging in MERGING.items()}
+    for module in [module for module in model.modules() if type(module) in plain]:
+        module.__class__ = plain[type(module)]
     return model
 
 

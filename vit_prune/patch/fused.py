@@ -26,32 +26,41 @@ class FusedAttention(PrunedAttention):
     rows: int  # their sum, Q + R
     direct: bool  # attention is PyTorch's fused kernel; no norms, no gate, a row for each query
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        size_bias: Tensor | None = None,
+        keys: list[Tensor] | None = None,
+    ) -> Tensor:
         """As PrunedAttention.forward. Raises: RuntimeError in training mode."""
         if self.training:
             raise RuntimeError("a fused model is for inference: call model.eval(), or train the model before vp.fuse")
         if self.direct and attn_mask is None and not is_causal:
-            return self.proj(self.attend(x, None))
-        return super().forward(x, attn_mask, is_causal)
+            return self.proj(self.attend(x, None, size_bias, keys))
+        return super().forward(x, attn_mask, is_causal, size_bias, keys)
 
-    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(self, x: Tensor, mask: Tensor | None, size_bias: Tensor | None, keys: list[Tensor] | None) -> Tensor:
         """As PrunedAttention.attend."""
         prune, rows = self.prune, self.rows
         if prune.keeps_all:
             projected = F.linear(x, self.weight, self.bias)
             q, *parts, key_value = projected.split_with_sizes((*self.first, projected.shape[-1] - rows), -1)
-            kept = prune(x, attn=self, mask=mask, read=self.read(parts))
+            kept = prune(x, attn=self, mask=mask, size_bias=size_bias, read=self.read(parts))
         else:
             q, *parts = self.project(x, 0, rows).split_with_sizes(self.first, -1)
-            kept = prune(x, attn=self, mask=mask, read=self.read(parts))
+            kept = prune(x, attn=self, mask=mask, size_bias=size_bias, read=self.read(parts))
             key_value = self.project(kept.x, rows, None)
         if self.direct:
-            return self.weigh_directly(q, key_value, kept, mask)
-        return self.query_free(key_value, kept, mask) if prune.query_key_free else self.weigh(q, *key_value.chunk(2, dim=-1), kept, mask)
+            return self.weigh_directly(q, key_value, kept, mask, keys)
+        return self.query_free(key_value, kept, mask) if prune.query_key_free else self.weigh(q, *key_value.chunk(2, dim=-1), kept, mask, keys)
 
-    def weigh_directly(self, q: Tensor, key_value: Tensor, kept: KeptColumns, mask: Tensor | None) -> Tensor:
+    def weigh_directly(self, q: Tensor, key_value: Tensor, kept: KeptColumns, mask: Tensor | None, keys: list[Tensor] | None) -> Tensor:
         """As `weigh`, of key_value [B, M, 2 A]."""
         k, v = key_value.view(*key_value.shape[:2], 2, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        if keys is not None and kept.index is None:
+            keys.append(k)
         out = sdpa(self.heads(q), k, v, kept.bias, mask=None if mask is None else kept_mask(mask, kept), scale=self.scale)
         return out.transpose(1, 2).flatten(2)
 
@@ -60,9 +69,23 @@ class FusedAttention(PrunedAttention):
         bias = self.bias
         return F.linear(x, self.weight[start:stop], None if bias is None else bias[start:stop])
 
-    def key_weight(self) -> Tensor:
-        """W_k as [H, d, D]."""
-        return self.weight[self.rows : self.rows + self.attn_dim].unflatten(0, (self.num_heads, self.head_dim))
+    def project_part(self, x: Tensor, part: int) -> Tensor:
+        """As PrunedAttention.project_part, of the keys and values."""
+        first = self.first_row(part)
+        return self.project(x, first, first + self.attn_dim)
+
+    def first_row(self, part: int) -> int:
+        """Of the keys (1) or values (2)."""
+        return self.rows + (part - 1) * self.attn_dim if self.first[0] else self.rows  # without queries there are values alone
+
+    def is_sliceable(self) -> bool:
+        """As PrunedAttention.is_sliceable."""
+        return True
+
+    def rows_of(self, part: int) -> tuple[Tensor, Tensor | None]:
+        """As PrunedAttention.rows_of, of the keys and values."""
+        rows = slice(first := self.first_row(part), first + self.attn_dim)
+        return self.weight[rows], None if self.bias is None else self.bias[rows]
 
     def read(self, parts: list[Tensor]) -> Readouts:
         """The readouts by name; none in float16, where a bias of 1e5 would be infinite: the methods compute their own then."""

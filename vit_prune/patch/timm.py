@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vit_prune.methods.base import KeptColumns
 from vit_prune.methods.stack import Prune
+from vit_prune.methods.state import Tokens
 from vit_prune.ops.attention import column_attention, query_free_attention
 from vit_prune.ops.columns import gather_mask
 
@@ -31,33 +32,45 @@ class PrunedAttention(Attention):
 
     prune: Prune
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x [B, N, D] -> [B, N, D_out]; attn_mask broadcasts to [B, H, N, N], bool (True = visible) or additive."""
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        size_bias: Tensor | None = None,
+        keys: list[Tensor] | None = None,
+    ) -> Tensor:
+        """x [B, N, D] -> [B, N, D_out]; attn_mask broadcasts to [B, H, N, N], bool (True = visible) or additive.
+
+        size_bias: log size of merged tokens [B, 1, N]. keys: a list that gets the keys [B, H, N, d], where all tokens have one.
+        """
         N = x.shape[1]  # prune
         gate = self.gate(x).sigmoid() if self.gate is not None else None
-        x = self.attend(x, host_mask(attn_mask, is_causal, x))  # prune
+        x = self.attend(x, host_mask(attn_mask, is_causal, x), size_bias, keys)  # prune
         x = self.norm(x)
         if gate is not None:
             x = x * gate
         x = self.proj(x)
         return self.proj_drop(x.expand(-1, N, -1))  # prune
 
-    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(self, x: Tensor, mask: Tensor | None, size_bias: Tensor | None, keys: list[Tensor] | None) -> Tensor:
         """Attention of x [B, N, D] over the kept columns -> [B, N or 1, A]; 1 where every query has the same row."""
-        kept = self.prune(x, attn=self, mask=mask)
+        kept = self.prune(x, attn=self, mask=mask, size_bias=size_bias)
         if self.prune.query_key_free:
             return self.query_free(self.project(kept.x, 2, 3), kept, mask)
-        return self.weigh(*self.queries_keys_values(x, kept.x), kept, mask)
+        return self.weigh(*self.queries_keys_values(x, kept.x), kept, mask, keys)
 
     def query_free(self, v: Tensor, kept: KeptColumns, mask: Tensor | None) -> Tensor:
         """softmax(bias) v of v [B, M, A] -> [B, 1, A]."""
         out = query_free_attention(self.heads(v), kept.bias, mask=kept_mask(mask, kept), dropout_p=self.dropout_p())
         return out.transpose(1, 2).flatten(2)
 
-    def weigh(self, q: Tensor, k: Tensor, v: Tensor, kept: KeptColumns, mask: Tensor | None) -> Tensor:
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, kept: KeptColumns, mask: Tensor | None, keys: list[Tensor] | None) -> Tensor:
         """Attention of q [B, N, A] over k, v [B, M, A] -> [B, N, A]."""
         impl = "math" if self.prune.impl == "auto" and not self.fused_attn else self.prune.impl
         q, k, v = self.q_norm(self.heads(q)), self.k_norm(self.heads(k)), self.heads(v)
+        if keys is not None and kept.index is None:
+            keys.append(k)
         out = column_attention(q, k, v, kept.bias, mask=kept_mask(mask, kept), scale=self.scale, dropout_p=self.dropout_p(), impl=impl)
         return out.transpose(1, 2).flatten(2)
 
@@ -82,11 +95,52 @@ class PrunedAttention(Attention):
         """[B, M, A] -> [B, H, M, d]."""
         return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
 
+    def metric(self, x: Tensor) -> Tensor:
+        """What tokens are compared by: the mean over heads of their keys, of their values in a query-key-free block, x [B, N, D] -> [B, N, d].
+
+        Linear in x, it costs N D d; keys that are normalised, or come from a layer that is not plain, are computed, N D A.
+        """
+        part = 2 if self.prune.query_key_free else 1
+        norm = nn.Identity() if self.prune.query_key_free else self.k_norm
+        if type(norm) is not nn.Identity or not self.is_sliceable():
+            return norm(self.heads(self.project_part(x, part))).mean(1)
+        weight, bias = self.rows_of(part)
+        return F.linear(x, weight.unflatten(0, (self.num_heads, -1)).mean(0), None if bias is None else bias.unflatten(0, (self.num_heads, -1)).mean(0))
+
+    def project_part(self, x: Tensor, part: int) -> Tensor:
+        """Queries (0), keys (1) or values (2) of x, [B, M, A]."""
+        return self.project(x, part, part + 1)
+
+    def is_sliceable(self) -> bool:
+        """True where `rows_of` may be read."""
+        return is_plain_linear(self.qkv)
+
+    def rows_of(self, part: int) -> tuple[Tensor, Tensor | None]:
+        """Weight [A, D] and bias [A] of the queries (0), keys (1) or values (2)."""
+        rows = slice(part * self.attn_dim, (part + 1) * self.attn_dim)
+        return self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]
+
     def key_weight(self) -> Tensor:
         """W_k as [H, d, D]. Raises: ValueError where qkv is not a plain nn.Linear."""
-        if not is_plain_linear(self.qkv):
+        if not self.is_sliceable():
             raise ValueError(f"importance='column_mean' reads the key weight, and qkv is a {type(self.qkv).__name__} (or has hooks), not a plain nn.Linear")
-        return self.qkv.weight[self.attn_dim : 2 * self.attn_dim].unflatten(0, (self.num_heads, self.head_dim))
+        return self.rows_of(1)[0].unflatten(0, (self.num_heads, self.head_dim))
+
+
+class PrunedBlock(Block):
+    """timm's Block in a model that merges tokens: it is given what they stand for, and gives it on."""
+
+    attn: PrunedAttention
+
+    def forward(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tokens]:
+        """x [B, N, D] -> [B, N - r, D], and what its tokens stand for."""
+        merger, normed, keys = self.attn.prune.mergers[0], self.norm1(x), []  # prune
+        attended = self.attn(normed, attn_mask=tokens.mask, size_bias=merger.column_bias(tokens), keys=keys)  # prune
+        x = x + self.drop_path1(self.ls1(attended))
+        if merger.num_merges(x.shape[1]):  # prune
+            x, tokens = merger.merge(x, keys[0].mean(1) if keys else self.attn.metric(normed), tokens)  # prune
+        x = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+        return x, tokens  # prune
 
 
 def is_plain_linear(module: nn.Module) -> bool:
