@@ -87,6 +87,7 @@ ROUND_TRIPS = {
     "query_key_free": {"methods": [vp.TokenBias(query_key_free=1)], "qk_norm": True},
     "shared": {"methods": [vp.TokenBias(per_head=False), vp.Columns(rule="mass", tau=0.5)]},
     "calibrated_merge": {"methods": [vp.TokenBias(), HALF], "calibrated": True},
+    "systematic": {"methods": [vp.TokenBias(), vp.Columns(keep=0.4, importance="prob", dropped="merge", sampling="systematic")]},
     "gumbel": {"methods": [vp.TokenBias(), vp.Columns(keep=0.4, sampling="gumbel", seed=7)]},
     "distilled": {"methods": [vp.TokenBias(keep=0.5)], "name": DISTILLED},
     "naflex": {"methods": [vp.TokenBias(keep=0.5)], "name": NAFLEX},

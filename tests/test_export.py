@@ -28,6 +28,8 @@ HOSTS = {
     "column_mean": (dict, vp.Columns(keep=0.5, importance="column_mean", dropped="merge")),
     "gumbel": (dict, [vp.TokenBias(), GUMBEL]),
     "query-key-free": (dict, vp.TokenBias(keep=0.5, query_key_free=1)),
+    "systematic": (dict, [vp.TokenBias(), vp.Columns(keep=0.5, importance="prob", dropped="merge", sampling="systematic")]),
+    "tome": (dict, vp.ToMe(r=3)),
     "registers": (lambda: {"reg_tokens": 4}, vp.TokenBias(keep=0.5)),
     "distilled": (lambda: {"host": VisionTransformerDistilled}, vp.TokenBias(keep=0.5)),
     "average": (lambda: {"global_pool": "avg"}, vp.TokenBias(keep=0.5)),

@@ -21,6 +21,8 @@ METHODS = {
     "both": [vp.TokenBias(), vp.Columns(keep=0.5, importance="column_mean")],
     "gumbel": [vp.TokenBias(), vp.Columns(keep=0.5, sampling="gumbel")],
     "random": vp.Columns(keep=0.5, importance="random"),
+    "systematic": vp.Columns(keep=0.5, importance="column_mean", sampling="systematic"),
+    "systematic, merged": [vp.TokenBias(), vp.Columns(keep=0.5, importance="column_mean", dropped="merge", sampling="systematic")],
     "mass": [vp.TokenBias(), vp.Columns(rule="mass", tau=0.6)],
     "query-key-free": vp.TokenBias(keep=0.5, query_key_free=1),
     "query-key-free, merged": [vp.TokenBias(query_key_free=1), vp.Columns(keep=0.5, importance="column_mean", dropped="merge")],

@@ -85,13 +85,16 @@ def test_every_host_equals_the_counter_so_that_no_module_of_it_is_left_out(host)
             assert result.ceiling < result.total
 
 
-@pytest.mark.parametrize("importance", ["logit", "prob", "random", "column_mean"])
+SELECTIONS = [{"importance": importance} for importance in ("logit", "prob", "random", "column_mean")]
+SELECTIONS += [{"importance": importance, "sampling": "systematic"} for importance in ("prob", "column_mean")]
+
+
+@pytest.mark.parametrize("how", SELECTIONS, ids=lambda how: "-".join(how.values()))
 @pytest.mark.parametrize("dropped", ["drop", "merge"])
-def test_the_selection_reports_all_that_it_costs(importance, dropped):
-    model = on_meta("deit_tiny_patch16_224", depth=2, img_size=96)
-    ranks = (0, 32) if dropped == "merge" else (32,)
-    for keep, key_free, rank in product((1.0, 0.5), (0, 1), ranks):
-        with vp.patched(calibrated(model, rank), columns(keep=keep, importance=importance, dropped=dropped, query_key_free=key_free)):
+def test_the_selection_reports_all_that_it_costs(how, dropped):
+    model = on_meta("deit_tiny_patch16_224", depth=2, img_size=80)
+    for keep, key_free, rank in product((1.0, 0.5), (0, 1), (0, 32)):
+        with vp.patched(calibrated(model, rank), columns(keep=keep, dropped=dropped, query_key_free=key_free, **how)):
             assert macs(model).total == count_macs(model)
 
 

@@ -124,6 +124,28 @@ def test_gumbel_draws_alike_in_evaluation_and_anew_in_training():
     assert set(first[0].tolist()) != set(second[0].tolist())
 
 
+def test_systematic_sampling_needs_a_probability():
+    for importance in ("logit", "random"):
+        with pytest.raises(ValueError, match=f"sampling systematic needs a probability: importance prob or column_mean, got {importance}"):
+            vp.Columns(keep=0.5, importance=importance, sampling="systematic")
+
+
+@pytest.mark.parametrize("dropped", ["drop", "merge"])
+@torch.no_grad()
+def test_systematic_sampling_spares_no_column_for_a_double(dropped):
+    """Two patches alike, of one importance: by importance both stay, and one is enough."""
+    model = biased(vp.Columns(keep=0.5, importance="prob", dropped=dropped, sampling="systematic"))
+    x = torch.randn(1, 17, 32)
+    weight = model.blocks[0].attn.prune.token_bias.weight
+    x[0, 4] = 3 * weight.mean(0) / weight.mean(0).norm()  # the most important patch, and its double beside it
+    x[0, 5] = x[0, 4]
+    kept = model.blocks[0].attn.prune(x, attn=model.blocks[0].attn, mask=None).index[0].tolist()
+    by_importance = biased(vp.Columns(keep=0.5, importance="prob", dropped=dropped))
+    both = by_importance.blocks[0].attn.prune(x, attn=by_importance.blocks[0].attn, mask=None).index[0].tolist()
+    assert {4, 5} <= set(both)
+    assert not {4, 5} <= set(kept)
+
+
 def test_gumbel_and_random_leave_the_global_generator_alone():
     state = torch.get_rng_state()
     for columns in (vp.Columns(keep=0.5, sampling="gumbel"), vp.Columns(keep=0.5, importance="random")):

@@ -12,6 +12,7 @@ METHODS = {
     "gumbel": [vp.TokenBias(), vp.Columns(keep=0.5, sampling="gumbel")],
     "query-key-free": vp.TokenBias(keep=0.5, query_key_free=1),
     "column_mean": vp.Columns(keep=0.5, importance="column_mean", dropped="merge"),
+    "systematic": [vp.TokenBias(), vp.Columns(keep=0.5, importance="prob", dropped="merge", sampling="systematic")],
     "tome": vp.ToMe(r=3),
     "tome, merged": [vp.ToMe(r=3), vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge")],
 }

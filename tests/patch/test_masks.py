@@ -14,6 +14,7 @@ METHODS = {
     "mass": [vp.TokenBias(), vp.Columns(rule="mass", tau=0.7)],
     "threshold merged": [vp.TokenBias(), vp.Columns(rule="threshold", tau=0.9, dropped="merge")],
     "gumbel": [vp.TokenBias(), vp.Columns(keep=0.5, sampling="gumbel")],
+    "systematic": [vp.TokenBias(), vp.Columns(keep=0.5, importance="prob", dropped="merge", sampling="systematic")],
     "tome": vp.ToMe(r=3),
     "tome, merged": [vp.ToMe(r=3), vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge")],
 }
@@ -32,7 +33,7 @@ def padding(lengths, kind):
     return mask if "bool" in kind else torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
 
 
-@pytest.mark.parametrize("method", ["bias", "pruned", "merged", "mass", "threshold merged"])
+@pytest.mark.parametrize("method", ["bias", "pruned", "merged", "mass", "threshold merged", "systematic"])
 @pytest.mark.parametrize("kind", ["bool", "float", "symmetric bool"])
 @torch.no_grad()
 def test_a_padded_sequence_gives_what_it_gives_alone(method, kind):
@@ -129,7 +130,7 @@ def patches(*grids):
     return batch
 
 
-@pytest.mark.parametrize("method", ["bias", "pruned", "merged", "mass", "threshold merged", "tome", "tome, merged"])
+@pytest.mark.parametrize("method", ["bias", "pruned", "merged", "mass", "threshold merged", "systematic", "tome", "tome, merged"])
 @torch.no_grad()
 def test_naflex_images_of_many_sizes_give_what_each_gives_alone(method):
     model, batch = naflex(method), patches((6, 7), (3, 4), (1, 5))

@@ -21,6 +21,7 @@ METHODS = {
     "gumbel": [vp.TokenBias(), vp.Columns(keep=0.5, sampling="gumbel")],
     "query-key-free": vp.TokenBias(keep=0.5, query_key_free=1),
     "mass": [vp.TokenBias(), vp.Columns(rule="mass", tau=0.7)],
+    "systematic": [vp.TokenBias(), vp.Columns(keep=0.5, importance="prob", dropped="merge", sampling="systematic")],
     "tome": vp.ToMe(r=3),
     "tome, merged": [vp.ToMe(r=3), vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge")],
 }

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from vit_prune.methods.base import NOTHING, Host, KeptColumns, Method, MethodConfig, Readouts
 from vit_prune.methods.schedules import Keep, check_ratio, parse_keep
 from vit_prune.ops import columns as ops
-from vit_prune.ops import noise
+from vit_prune.ops import noise, sampling
 from vit_prune.ops.rows import gather_tokens
 
 CHOICES = {
     "rule": ("topk", "mass", "threshold"),
     "importance": ("logit", "prob", "column_mean", "random"),
     "dropped": ("drop", "merge"),
-    "sampling": ("topk", "gumbel"),
+    "sampling": ("topk", "gumbel", "systematic"),
 }
 
 
@@ -38,7 +38,9 @@ class Columns(MethodConfig):
         dropped: "drop", or "merge": fold each dropped patch into the kept patch nearest to it.
         merge_rank: dimensions in which nearness is measured: that many calibrated principal directions of x. None takes all that the
             calibration holds, or x itself where there is none.
-        sampling: "topk" takes the most important, "gumbel" draws without replacement by importance (Gumbel-top-k).
+        sampling: "topk" takes the most important; "gumbel" draws without replacement by importance (Gumbel-top-k); "systematic" spreads the kept
+            over the image by the geometric mean of importance (prob or column_mean) and novelty, 1 - cosine similarity to the nearest patch of the
+            other half: it draws nothing at random, and is the best of the three where nothing was trained for pruning.
         seed: of the random numbers, which leave PyTorch's generators alone. In evaluation they depend on the seed and the block alone, so that
             an image gets the same columns in any batch; in training also on the place in the batch and on `vp.set_progress(model, progress)`.
     """
@@ -61,8 +63,15 @@ class Columns(MethodConfig):
             if getattr(self, field) not in choices:
                 raise ValueError(f"{field} must be one of {', '.join(choices)}, got {getattr(self, field)!r}")
         self._check_rule()
-        if self.merge_rank is not None and (self.dropped != "merge" or not isinstance(self.merge_rank, int) or self.merge_rank < 1):
-            raise ValueError(f"merge_rank is a number of directions >= 1 for dropped='merge', got {self.merge_rank}")
+        if self.sampling == "systematic" and self.importance not in ("prob", "column_mean"):
+            raise ValueError(f"sampling systematic needs a probability: importance prob or column_mean, got {self.importance}")
+        if self.merge_rank is not None and (not self.needs_features or not isinstance(self.merge_rank, int) or self.merge_rank < 1):
+            raise ValueError(f"merge_rank is a number of directions >= 1 for dropped='merge' or sampling='systematic', got {self.merge_rank}")
+
+    @property
+    def needs_features(self) -> bool:
+        """True where patches are compared with each other."""
+        return self.dropped == "merge" or self.sampling == "systematic"
 
     def _check_rule(self) -> None:
         if self.rule == "topk":
@@ -111,7 +120,7 @@ class ColumnsMethod(Method):
         return host.calibration.q_mean.clone()
 
     def _calibrated_directions(self, host: Host) -> Tensor | None:
-        if self.config.dropped != "merge":
+        if not self.config.needs_features:
             return None
         rank = self.config.merge_rank
         held = 0 if host.calibration is None else host.calibration.directions.shape[1]
@@ -139,9 +148,11 @@ class ColumnsMethod(Method):
             return None
         B, visible = x.shape[0], None if mask is None else ops.visible_tokens(mask).expand(x.shape[0], -1)
         anticipated = read["anticipated"].detach().mT if "anticipated" in read else self._anticipated_logits(x.detach(), attn)
-        selection = self._select(x, None if bias is None else bias.detach(), anticipated, visible)
-        if self.config.dropped == "merge":
+        features = None
+        if self.config.needs_features:
             features = read["features"] if "features" in read else self._features(x.detach())
+        selection = self._select(x, None if bias is None else bias.detach(), anticipated, visible, features)
+        if self.config.dropped == "merge":
             columns, bias = self._merge(x, bias, anticipated, selection, visible, features)
         else:
             columns = gather_tokens(x, selection.kept)
@@ -161,14 +172,14 @@ class ColumnsMethod(Method):
         """What nearness is measured in, [B, N, r or D]."""
         return x if self.directions is None else x @ self.directions.to(x.dtype)
 
-    def _select(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None) -> ops.Selection:
+    def _select(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None, features: Tensor | None) -> ops.Selection:
         P = self.num_prefix_tokens
         importance = self._importance(x, bias, anticipated, visible)  # [B, N]
         patches, seen = importance[:, P:], None if visible is None else visible[:, P:]
         if self.config.rule == "topk":
             width = ops.num_kept(x.shape[1], P, self.keep_ratio) - P
             count = None if seen is None else ops.num_kept_visible(seen, self.keep_ratio)
-            ranked = self._draw(patches, x)
+            ranked = self._spread(patches, features, seen, count, width) if self.config.sampling == "systematic" else self._draw(patches, x)
         else:
             ranked, count = patches, self._count(importance, visible)
             width = int(count.max())  # the largest of the batch
@@ -193,6 +204,13 @@ class ColumnsMethod(Method):
             return importance
         log_p = importance if self.config.importance == "logit" else importance.log()
         return log_p + noise.gumbel(self._keys(x), importance.shape[1])
+
+    def _spread(self, importance: Tensor, features: Tensor, seen: Tensor | None, count: Tensor | None, width: int) -> Tensor:
+        """Systematic sampling by the geometric mean of importance and novelty, [B, n]."""
+        weight = (importance * sampling.novelty(features[:, self.num_prefix_tokens :], seen)).sqrt()
+        if count is None:
+            return sampling.systematic(weight, torch.full((weight.shape[0], 1), width, device=weight.device))
+        return sampling.systematic(weight * seen, count[:, None])
 
     def _keys(self, x: Tensor) -> Tensor:
         """[B], one key of the noise per image."""
@@ -238,13 +256,15 @@ class ColumnsMethod(Method):
         if self.q_mean is not None and not query_key_free and not riding:
             total += self.dim * self.q_mean.numel()  # W_k^T q_mean
             total += num_tokens * self.q_mean.shape[0] * self.dim  # its product with each x
+        P, rank = self.num_prefix_tokens, self.dim if self.directions is None else self.directions.shape[1]
+        if self.config.needs_features and self.directions is not None and not riding:
+            total += num_tokens * self.dim * rank
+        if self.config.sampling == "systematic":
+            total += ((num_tokens - P) // 2) * (num_tokens - P - (num_tokens - P) // 2) * rank
         if self.config.dropped == "merge":
-            P = self.num_prefix_tokens
             M = ops.num_kept(num_tokens, P, self.keep_ratio) if by_topk else num_columns
             sources = num_tokens - (M if by_topk else P)  # where M varies, kept patches are compared too
-            rank = self.dim if self.directions is None else self.directions.shape[1]
             total += sources * (M - P) * rank
-            total += 0 if self.directions is None or riding else num_tokens * self.dim * rank
         return total
 
     def set_keep_ratio(self, ratio: float) -> None:

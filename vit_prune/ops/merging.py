@@ -42,8 +42,8 @@ def match(metric: Tensor, *, num_prefix: int, r: int, visible: Tensor | None = N
     stays = torch.ones_like(best, dtype=torch.bool).scatter(1, merging, False)
     first = P + stays.shape[1] - r  # the first target's place
     moved = torch.where(stays, stays.cumsum(-1) + (P - 1), nearest + first)
-    place = _interleave(torch.arange(first, first + target.shape[1], device=moved.device).expand(len(moved), -1), moved)
-    place = torch.cat([torch.arange(P, device=place.device).expand(len(place), -1), place], dim=1)
+    place = _interleave(torch.arange(first, first + target.shape[1], device=moved.device).expand(moved.shape[0], -1), moved)
+    place = torch.cat([torch.arange(P, device=place.device).expand(place.shape[0], -1), place], dim=1)
     return place if visible is None else _hidden_last(place, visible, P, place.shape[1] - r)
 
 
@@ -55,7 +55,7 @@ def _interleave(even: Tensor, odd: Tensor) -> Tensor:
 
 def _hidden_last(place: Tensor, visible: Tensor, num_prefix: int, num_tokens: int) -> Tensor:
     """The same places, with those that hold nothing visible behind the others."""
-    shown = torch.zeros(len(place), num_tokens, device=place.device).scatter_add(1, place, visible.float())
+    shown = torch.zeros(place.shape[0], num_tokens, device=place.device).scatter_add(1, place, visible.float())
     shown[:, :num_prefix] = 1
     order = (shown == 0).int().sort(dim=-1, stable=True).indices  # new places, in order
     return order.argsort(-1).gather(1, place)
@@ -67,7 +67,7 @@ def merge_tokens(x: Tensor, sizes: Tensor, place: Tensor, num_tokens: int) -> tu
     Args: x [B, N, D]; sizes [B, N] float32, 0 where hidden; place [B, N]; num_tokens of the result, N - r.
     Returns: x [B, N - r, D] and sizes [B, N - r].
     """
-    total = sizes.new_zeros(len(sizes), num_tokens).scatter_add(1, place, sizes)
+    total = sizes.new_zeros(sizes.shape[0], num_tokens).scatter_add(1, place, sizes)
     share = sizes / total.clamp(min=torch.finfo(total.dtype).tiny).gather(1, place)
     member = torch.arange(x.shape[1], device=x.device).expand_as(place)
     return sum_tokens(x, member, place, share.to(x.dtype), num_tokens), total
