@@ -15,6 +15,7 @@ import vit_prune as vp
 from tests.helpers import randomise_bias, tiny_vit
 from vit_prune.measure.macs import count_macs, macs
 from vit_prune.methods.base import BlockCalibration, Method, MethodConfig
+from vit_prune.methods.importance import IMPORTANCES, PROBABILITIES
 from vit_prune.patch import check
 
 pytestmark = pytest.mark.filterwarnings("ignore:the token bias is all zero")
@@ -85,8 +86,8 @@ def test_every_host_equals_the_counter_so_that_no_module_of_it_is_left_out(host)
             assert result.ceiling < result.total
 
 
-SELECTIONS = [{"importance": importance} for importance in ("logit", "prob", "random", "column_mean")]
-SELECTIONS += [{"importance": importance, "sampling": "systematic"} for importance in ("prob", "column_mean")]
+SELECTIONS = [{"importance": importance} for importance in IMPORTANCES]
+SELECTIONS += [{"importance": importance, "sampling": "systematic"} for importance in PROBABILITIES]
 
 
 @pytest.mark.parametrize("how", SELECTIONS, ids=lambda how: "-".join(how.values()))

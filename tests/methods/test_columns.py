@@ -124,9 +124,44 @@ def test_gumbel_draws_alike_in_evaluation_and_anew_in_training():
     assert set(first[0].tolist()) != set(second[0].tolist())
 
 
+@pytest.mark.parametrize("kwargs", [{}, {"reg_tokens": 2}, {"qkv_bias": False}])
+@torch.no_grad()
+def test_class_attention_is_the_class_tokens_own_row_of_attention(kwargs):
+    model = vp.patch(tiny_vit(**kwargs), vp.Columns(keep=0.5, importance="class_attention"))
+    attn, x = model.blocks[0].attn, torch.randn(3, 17 + kwargs.get("reg_tokens", 0), 32)
+    q, k, _ = attn.qkv(x).view(3, -1, 3, 4, 8).permute(2, 0, 3, 1, 4)
+    attention = (torch.einsum("bhd,bhnd->bhn", q[:, :, 0], k) * attn.scale).softmax(-1).mean(1)
+    P = model.num_prefix_tokens
+    expected = P + attention[:, P:].topk(8).indices
+    index = attn.prune(x, attn=attn, mask=None).index
+    assert torch.equal(index[:, P:], expected)
+
+
+@torch.no_grad()
+def test_value_norm_ranks_by_the_length_of_the_values():
+    model = vp.patch(tiny_vit(), vp.Columns(keep=0.5, importance="value_norm"))
+    attn, x = model.blocks[0].attn, torch.randn(3, 17, 32)
+    lengths = attn.qkv(x)[..., 64:].unflatten(-1, (4, 8)).norm(dim=-1).mean(-1)
+    assert torch.equal(attn.prune(x, attn=attn, mask=None).index[:, 1:], 1 + lengths[:, 1:].topk(8).indices)
+
+
+@torch.no_grad()
+def test_a_grid_is_every_so_many_patches():
+    model = vp.patch(tiny_vit(), vp.Columns(keep=0.25, importance="grid"))
+    kept = kept_indices(model, torch.randn(2, 3, 32, 32))[0]
+    assert kept[:, 1:].sort().values.diff().unique().tolist() == [4]
+
+
+def test_class_attention_needs_a_class_token_and_the_keys_as_they_are():
+    with pytest.raises(ValueError, match="needs a class token"):
+        vp.patch(tiny_vit(class_token=False, global_pool="avg", reg_tokens=1), vp.Columns(keep=0.5, importance="class_attention"))
+    with pytest.raises(ValueError, match="normalises its keys"):
+        vp.patch(tiny_vit(qk_norm=True), vp.Columns(keep=0.5, importance="class_attention"))
+
+
 def test_systematic_sampling_needs_a_probability():
     for importance in ("logit", "random"):
-        with pytest.raises(ValueError, match=f"sampling systematic needs a probability: importance prob or column_mean, got {importance}"):
+        with pytest.raises(ValueError, match=f"sampling systematic needs a probability: importance prob, column_mean, class_attention, got {importance}"):
             vp.Columns(keep=0.5, importance=importance, sampling="systematic")
 
 

@@ -35,6 +35,7 @@ class Host:
     num_heads: int
     head_dim: int
     num_prefix_tokens: int
+    has_class_token: bool = True
     has_key_norm: bool = False
     calibration: BlockCalibration | None = None
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_prune.methods.base import NOTHING, Host, KeptColumns, Method, MethodConfig, Readouts
+from vit_prune.methods.importance import BIAS, IMPORTANCES, KEYS, PROBABILITIES, class_query, key_map, value_norm
 from vit_prune.methods.schedules import Keep, check_ratio, parse_keep
 from vit_prune.ops import columns as ops
 from vit_prune.ops import noise, sampling
@@ -18,7 +19,7 @@ from vit_prune.ops.rows import gather_tokens
 
 CHOICES = {
     "rule": ("topk", "mass", "threshold"),
-    "importance": ("logit", "prob", "column_mean", "random"),
+    "importance": IMPORTANCES,
     "dropped": ("drop", "merge"),
     "sampling": ("topk", "gumbel", "systematic"),
 }
@@ -34,7 +35,8 @@ class Columns(MethodConfig):
             patches with probability >= tau / N. With the last two M varies per image and the batch is padded to its largest.
         tau: for the rules "mass", in (0, 1], and "threshold", > 0.
         importance: a mean over heads. "logit": of the bias b; "prob": of softmax_j b; "column_mean": of softmax_j(b + scale * q_mean . k),
-            q_mean from `vp.calibrate`; "random". None is "logit" for "topk" and "prob" for the other rules.
+            q_mean from `vp.calibrate`. Others use, to compare with: "class_attention", softmax_j(b + scale * q_class . k) of each image (EViT, arXiv
+            2202.07800); "value_norm", the length of v; "grid", every so many patches; "random". None is "logit" for "topk" and "prob" for the other rules.
         dropped: "drop", or "merge": fold each dropped patch into the kept patch nearest to it.
         merge_rank: dimensions in which nearness is measured: that many calibrated principal directions of x. None takes all that the
             calibration holds, or x itself where there is none.
@@ -63,8 +65,10 @@ class Columns(MethodConfig):
             if getattr(self, field) not in choices:
                 raise ValueError(f"{field} must be one of {', '.join(choices)}, got {getattr(self, field)!r}")
         self._check_rule()
-        if self.sampling == "systematic" and self.importance not in ("prob", "column_mean"):
-            raise ValueError(f"sampling systematic needs a probability: importance prob or column_mean, got {self.importance}")
+        if self.sampling == "systematic" and self.importance not in PROBABILITIES:
+            raise ValueError(f"sampling systematic needs a probability: importance {', '.join(PROBABILITIES)}, got {self.importance}")
+        if self.sampling == "gumbel" and self.importance in ("value_norm", "grid"):
+            raise ValueError(f"sampling gumbel draws by a probability or its logarithm, and importance {self.importance} is neither")
         if self.merge_rank is not None and (not self.needs_features or not isinstance(self.merge_rank, int) or self.merge_rank < 1):
             raise ValueError(f"merge_rank is a number of directions >= 1 for dropped='merge' or sampling='systematic', got {self.merge_rank}")
 
@@ -80,8 +84,8 @@ class Columns(MethodConfig):
             return
         if not isinstance(self.tau, Real) or not 0 < self.tau <= (1 if self.rule == "mass" else float("inf")):
             raise ValueError(f"rule {self.rule} takes tau {'in (0, 1]' if self.rule == 'mass' else '> 0'}, got {self.tau}")
-        if self.importance not in ("prob", "column_mean"):
-            raise ValueError(f"rule {self.rule} needs a probability: importance prob or column_mean, got {self.importance}")
+        if self.importance not in PROBABILITIES:
+            raise ValueError(f"rule {self.rule} needs a probability: importance {', '.join(PROBABILITIES)}, got {self.importance}")
         if self.sampling != "topk" or self.keep != parse_keep(1.0):
             raise ValueError(f"keep and sampling belong to the rule topk; the rule {self.rule} takes tau")
 
@@ -102,22 +106,23 @@ class ColumnsMethod(Method):
         self.config = config
         self.keep_ratio = config.keep.ratios(host.depth)[host.index]
         self.num_prefix_tokens = host.num_prefix_tokens
-        self.dim = host.dim
+        self.dim, self.num_heads, self.attn_dim = host.dim, host.num_heads, host.num_heads * host.head_dim
         self.block = host.index
         self.key = noise.block_key(config.seed, host.index)
         self.register_buffer("training_key", torch.tensor(self.key), persistent=False)  # a tensor: a new number compiles nothing anew
-        self.needs_bias = f"importance={config.importance!r}" if config.importance in ("logit", "prob") else ""
+        self.needs_bias = f"importance={config.importance!r}" if config.importance in BIAS else ""
         self.register_buffer("q_mean", self._calibrated_q_mean(host))
         self.register_buffer("directions", self._calibrated_directions(host))
 
     def _calibrated_q_mean(self, host: Host) -> Tensor | None:
-        if self.config.importance != "column_mean":
-            return None
-        if host.calibration is None or not host.calibration.q_mean.numel():
+        importance = self.config.importance
+        if importance == "column_mean" and (host.calibration is None or not host.calibration.q_mean.numel()):
             raise ValueError("importance='column_mean' needs the mean queries: run vp.calibrate(model, loader) before vp.patch")
-        if host.has_key_norm:
-            raise ValueError(f"importance='column_mean' reads keys as a linear map of x; {host.name} normalises its keys: use another importance")
-        return host.calibration.q_mean.clone()
+        if importance == "class_attention" and not host.has_class_token:
+            raise ValueError("importance='class_attention' needs a class token, and this model has none: use another importance")
+        if importance in KEYS and host.has_key_norm:
+            raise ValueError(f"importance={importance!r} reads keys as a linear map of x; {host.name} normalises its keys: use another importance")
+        return host.calibration.q_mean.clone() if importance == "column_mean" else None
 
     def _calibrated_directions(self, host: Host) -> Tensor | None:
         if not self.config.needs_features:
@@ -134,11 +139,16 @@ class ColumnsMethod(Method):
     def keeps_all(self) -> bool:
         return self.config.rule == "topk" and self.keep_ratio == 1.0
 
+    @property
+    def spreads(self) -> bool:
+        """True where the kept patches are a systematic sample."""
+        return self.config.sampling == "systematic" or self.config.importance == "grid"
+
     def readouts(self, attn: nn.Module) -> dict[str, Tensor]:
         """The anticipated logits' map [H, D] and the principal directions [r, D], where this method has them."""
         maps = {}
         if self.q_mean is not None and not attn.prune.query_key_free:
-            maps["anticipated"] = self._anticipated_map(attn)
+            maps["anticipated"] = key_map(self.q_mean, attn)
         if self.directions is not None:
             maps["features"] = self.directions.mT
         return maps
@@ -151,7 +161,7 @@ class ColumnsMethod(Method):
         features = None
         if self.config.needs_features:
             features = read["features"] if "features" in read else self._features(x.detach())
-        selection = self._select(x, None if bias is None else bias.detach(), anticipated, visible, features)
+        selection = self._select(x.detach(), None if bias is None else bias.detach(), anticipated, visible, features, attn)
         if self.config.dropped == "merge":
             columns, bias = self._merge(x, bias, anticipated, selection, visible, features)
         else:
@@ -160,26 +170,26 @@ class ColumnsMethod(Method):
         return KeptColumns(columns, bias if selection.valid is None else self._hide(bias, selection, x), selection.kept)
 
     def _anticipated_logits(self, x: Tensor, attn: nn.Module) -> Tensor | None:
-        """scale * q_mean . k [B, H, N] without computing k."""
-        return None if self.q_mean is None or attn.prune.query_key_free else self._anticipated_map(attn).to(x.dtype) @ x.mT
-
-    def _anticipated_map(self, attn: nn.Module) -> Tensor:
-        """[H, D]: scale * q_mean . k_j is x_j . (scale * W_k^T q_mean), up to a constant per head."""
-        key_weight = attn.key_weight().detach()  # [H, d, D]
-        return torch.einsum("hd,hdw->hw", self.q_mean.to(key_weight.dtype), key_weight) * attn.scale
+        """scale * q . k [B, H, N] of the query that the importance asks for, without computing k."""
+        if self.config.importance not in KEYS or attn.prune.query_key_free:
+            return None
+        q = class_query(x, attn).detach() if self.q_mean is None else self.q_mean
+        return key_map(q, attn).to(x.dtype) @ x.mT
 
     def _features(self, x: Tensor) -> Tensor:
         """What nearness is measured in, [B, N, r or D]."""
         return x if self.directions is None else x @ self.directions.to(x.dtype)
 
-    def _select(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None, features: Tensor | None) -> ops.Selection:
+    def _select(
+        self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None, features: Tensor | None, attn: nn.Module
+    ) -> ops.Selection:
         P = self.num_prefix_tokens
-        importance = self._importance(x, bias, anticipated, visible)  # [B, N]
+        importance = self._importance(x, bias, anticipated, visible, attn)  # [B, N]
         patches, seen = importance[:, P:], None if visible is None else visible[:, P:]
         if self.config.rule == "topk":
             width = ops.num_kept(x.shape[1], P, self.keep_ratio) - P
             count = None if seen is None else ops.num_kept_visible(seen, self.keep_ratio)
-            ranked = self._spread(patches, features, seen, count, width) if self.config.sampling == "systematic" else self._draw(patches, x)
+            ranked = self._spread(patches, features, seen, count, width) if self.spreads else self._draw(patches, x)
         else:
             ranked, count = patches, self._count(importance, visible)
             width = int(count.max())  # the largest of the batch
@@ -187,10 +197,14 @@ class ColumnsMethod(Method):
             ranked = ranked.masked_fill(~seen, float("-inf"))
         return ops.select(ranked, num_prefix=P, width=width, count=count)
 
-    def _importance(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None) -> Tensor:
-        """[B, N] float32; for prob and column_mean a probability, or H times it where only the ranking counts."""
+    def _importance(self, x: Tensor, bias: Tensor | None, anticipated: Tensor | None, visible: Tensor | None, attn: nn.Module) -> Tensor:
+        """[B, N] float32; of PROBABILITIES a probability, or H times it where only the ranking counts."""
         if self.config.importance == "random":
             return noise.uniform(self._keys(x), x.shape[1])
+        if self.config.importance == "grid":
+            return torch.ones(x.shape[:2], device=x.device)
+        if self.config.importance == "value_norm":
+            return value_norm(x, attn)
         logits = for_each(sum_of(bias, anticipated), x.shape[0]).float()
         if self.config.importance != "logit":
             hidden = logits if visible is None else logits.masked_fill(~visible[:, None], torch.finfo(logits.dtype).min)
@@ -206,8 +220,10 @@ class ColumnsMethod(Method):
         return log_p + noise.gumbel(self._keys(x), importance.shape[1])
 
     def _spread(self, importance: Tensor, features: Tensor, seen: Tensor | None, count: Tensor | None, width: int) -> Tensor:
-        """Systematic sampling by the geometric mean of importance and novelty, [B, n]."""
-        weight = (importance * sampling.novelty(features[:, self.num_prefix_tokens :], seen)).sqrt()
+        """Systematic sampling, of a grid or by the geometric mean of importance and novelty, [B, n]."""
+        weight = importance
+        if self.config.sampling == "systematic":
+            weight = (importance * sampling.novelty(features[:, self.num_prefix_tokens :], seen)).sqrt()
         if count is None:
             return sampling.systematic(weight, torch.full((weight.shape[0], 1), width, device=weight.device))
         return sampling.systematic(weight * seen, count[:, None])
@@ -252,10 +268,12 @@ class ColumnsMethod(Method):
         by_topk = self.config.rule == "topk"
         if by_topk and self.keep_ratio == 1.0:
             return 0
-        total = 0
-        if self.q_mean is not None and not query_key_free and not riding:
-            total += self.dim * self.q_mean.numel()  # W_k^T q_mean
-            total += num_tokens * self.q_mean.shape[0] * self.dim  # its product with each x
+        importance, A, total = self.config.importance, self.attn_dim, 0
+        if importance in KEYS and not query_key_free and not (riding and importance == "column_mean"):
+            total += A * self.dim + num_tokens * self.num_heads * self.dim  # W_k^T q, and its product with each x
+            total += A * self.dim if importance == "class_attention" else 0  # its query
+        if importance == "value_norm":
+            total += num_tokens * A * self.dim
         P, rank = self.num_prefix_tokens, self.dim if self.directions is None else self.directions.shape[1]
         if self.config.needs_features and self.directions is not None and not riding:
             total += num_tokens * self.dim * rank

@@ -108,6 +108,7 @@ def hosts(model: nn.Module) -> list[Host]:
             num_heads=block.attn.num_heads,
             head_dim=block.attn.head_dim,
             num_prefix_tokens=model.num_prefix_tokens,
+            has_class_token=model.has_class_token,
             has_key_norm=not isinstance(block.attn.k_norm, nn.Identity),
             calibration=measured,
         )

@@ -70,12 +70,14 @@ class FusedAttention(PrunedAttention):
         return F.linear(x, self.weight[start:stop], None if bias is None else bias[start:stop])
 
     def project_part(self, x: Tensor, part: int) -> Tensor:
-        """As PrunedAttention.project_part, of the keys and values."""
+        """As PrunedAttention.project_part."""
         first = self.first_row(part)
         return self.project(x, first, first + self.attn_dim)
 
     def first_row(self, part: int) -> int:
-        """Of the keys (1) or values (2)."""
+        """Of the queries (0), keys (1) or values (2)."""
+        if part == 0:
+            return 0
         return self.rows + (part - 1) * self.attn_dim if self.first[0] else self.rows  # without queries there are values alone
 
     def is_sliceable(self) -> bool:
@@ -83,7 +85,7 @@ class FusedAttention(PrunedAttention):
         return True
 
     def rows_of(self, part: int) -> tuple[Tensor, Tensor | None]:
-        """As PrunedAttention.rows_of, of the keys and values."""
+        """As PrunedAttention.rows_of."""
         rows = slice(first := self.first_row(part), first + self.attn_dim)
         return self.weight[rows], None if self.bias is None else self.bias[rows]
 

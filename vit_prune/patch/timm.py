@@ -20,7 +20,7 @@ from vit_prune.ops.columns import gather_mask
 
 ROOTS = (VisionTransformer, VisionTransformerDistilled, NaFlexVit)
 BLOCKS = (Block,)
-ROOT_READS = ("blocks", "embed_dim", "num_prefix_tokens")
+ROOT_READS = ("blocks", "embed_dim", "num_prefix_tokens", "has_class_token")
 BLOCK_READS = ("norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
 ATTENTION_READS = (
     "num_heads", "head_dim", "attn_dim", "scale", "fused_attn", "qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop",
@@ -123,7 +123,9 @@ class PrunedAttention(Attention):
     def key_weight(self) -> Tensor:
         """W_k as [H, d, D]. Raises: ValueError where qkv is not a plain nn.Linear."""
         if not self.is_sliceable():
-            raise ValueError(f"importance='column_mean' reads the key weight, and qkv is a {type(self.qkv).__name__} (or has hooks), not a plain nn.Linear")
+            raise ValueError(
+                f"importance column_mean or class_attention reads the key weight, and qkv is a {type(self.qkv).__name__} (or has hooks), not a plain nn.Linear"
+            )
         return self.rows_of(1)[0].unflatten(0, (self.num_heads, self.head_dim))
 
 
