@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from vit_prune.checkpoint.common import nearest, tuples
 from vit_prune.methods.base import BlockCalibration, MethodConfig
+from vit_prune.methods.l1 import PrunePlan
 from vit_prune.methods.stack import prune_stacks
 from vit_prune.patch import patch, set_keep, unpatch
+from vit_prune.prune import prune
 
 
 def build(config: dict, state: dict[str, Tensor], source: Path | str, *, device: str = "cpu") -> nn.Module:
@@ -21,6 +23,9 @@ def build(config: dict, state: dict[str, Tensor], source: Path | str, *, device:
     model = create(config, source, device=device)
     if isinstance(getattr(model, "pretrained_cfg", None), dict):
         model.pretrained_cfg.update({key: tuples(value) for key, value in config["preprocessing"].items()})
+    if config.get("prune_plan") is not None:  # older configs have no such entry
+        with naming(source):
+            prune(model, PrunePlan.from_dict(config["prune_plan"]))
     cast(model, state)
     if config["methods"]:
         if calibration := saved_calibration(model, state):

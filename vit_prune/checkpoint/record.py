@@ -56,11 +56,13 @@ def describe(model: nn.Module, model_args: dict, state: dict[str, Tensor]) -> di
         )
     args = recorded_args(model) | model_args
     lost = [f"{name}={value!r}" for name, value in args.items() if not is_plain(value)]
+    plan = getattr(model, "prune_plan", None)
     config = {
         "format": FORMAT,
         "architecture": architecture,
         "model_args": {name: value for name, value in args.items() if is_plain(value)},
         "preprocessing": {key: pretrained_cfg[key] for key in PREPROCESSING if pretrained_cfg.get(key) is not None},
+        "prune_plan": None if plan is None else plan.to_dict(),
         **describe_methods(model),
         "settings": {},
         "calibrated": bool(saved_calibration(model, state)),
@@ -114,6 +116,8 @@ def shown_args(model: nn.Module) -> dict:
     if isinstance(model, ROOTS):
         norms = [not isinstance(norm, nn.Identity) for norm in (model.norm, model.fc_norm)]
         args |= {"depth": len(model.blocks), "final_norm": any(norms), "fc_norm": norms[1]}
+    if getattr(model, "prune_plan", None) is not None:
+        args["num_heads"] = model.prune_plan.blocks[0].num_heads  # of the host that the plan is replayed on
     return args
 
 

@@ -95,11 +95,12 @@ def add_methods(name: str, model: nn.Module, fields: dict) -> None:
         set_keep(model, fields["keep"])
         return
     check_host(model)
-    rank, attn = fields.get("merge_rank") or 0, model.blocks[0].attn
+    rank = fields.get("merge_rank") or 0
     if not 0 <= rank <= model.embed_dim:
         raise ValueError(f"merge-rank must be in 1..{model.embed_dim}, the width of {name}, got {rank}")
     if rank or fields.get("importance") == "column_mean":
-        model.calibration = [BlockCalibration(torch.randn(attn.num_heads, attn.head_dim), torch.randn(model.embed_dim, rank)) for _ in model.blocks]
+        shapes = [(block.attn.num_heads, block.attn.head_dim) for block in model.blocks]
+        model.calibration = [BlockCalibration(torch.randn(shape), torch.randn(model.embed_dim, rank)) for shape in shapes]
     bias = TokenBias(query_key_free=fields.pop("query_key_free", 0))
     patch(model, [bias, Columns(**fields)])
 
@@ -117,5 +118,5 @@ def unpruned(model: nn.Module) -> nn.Module:
 
 
 def own_name(model: nn.Module) -> str | None:
-    """The architecture in timm's registry that a patched model was made from."""
-    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    """The architecture in timm's registry that a patched model was made from; None where it was cut, and is that no more."""
+    return None if getattr(model, "prune_plan", None) else (getattr(model, "pretrained_cfg", None) or {}).get("architecture")

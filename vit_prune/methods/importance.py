@@ -13,7 +13,7 @@ IMPORTANCES = ("logit", *PROBABILITIES, "value_norm", "grid", "random")
 
 
 def key_map(q: Tensor, attn: nn.Module) -> Tensor:
-    """scale * q . k_j is x_j . (scale * W_k^T q), up to a constant per head: q [H, d] or [B, H, d] -> that map, [H, D] or [B, H, D]. A D multiply-accumulates."""
+    """scale * q . k_j is x_j . (scale * W_k^T q), up to a constant per head: q [H, d] or [B, H, d] -> that map, [H, D] or [B, H, D]. It costs A D."""
     key_weight = attn.key_weight().detach()  # [H, d, D]
     return torch.einsum("...hd,hdw->...hw", q.to(key_weight.dtype), key_weight) * attn.scale
 

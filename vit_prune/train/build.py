@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+import warnings
+from pathlib import Path
 
 import timm
 import torch
@@ -25,10 +27,18 @@ log = logging.getLogger(__name__)
 NEW_NAME, OLD_NAME = "forward_sync_buffers", "broadcast_buffers"  # of one argument of DDP, in newer and older versions of torch
 SYNC_BUFFERS = NEW_NAME if NEW_NAME in inspect.signature(DistributedDataParallel).parameters else OLD_NAME
 
+OF_A_NEW_MODEL = (
+    "pretrained", "initial_checkpoint", "img_size", "drop", "drop_path", "model_kwargs",
+    "rule", "tau", "importance", "dropped", "sampling", "per_head", "query_key_free",
+)  # fmt: skip
+
 
 def build_model(name: str, **kwargs) -> nn.Module:
-    """timm.create_model. Raises: ValueError for an unknown name, with the nearest ones, and for arguments that the model does not take."""
+    """timm.create_model. Raises: ValueError for an unknown name, with the nearest ones, and for arguments that the model does not take;
+    FileNotFoundError for a path."""
     if ":" not in name:  # hf-hub:OWNER/NAME and its like are not in the list
+        if "/" in name:
+            raise FileNotFoundError(f"no folder of vp.save {name}")
         check_name("model", name.split(".")[0], timm.list_models())
     try:
         return timm.create_model(name, **kwargs)
@@ -39,6 +49,33 @@ def build_model(name: str, **kwargs) -> nn.Module:
 
 def create_model(config: TrainConfig, num_classes: int) -> nn.Module:
     """The model of a recipe, with the weights that it starts from. Raises: ValueError, OSError."""
+    model = saved_model(config, num_classes) if Path(config.model).is_dir() else named_model(config, num_classes)
+    if config.eval_keep is not None:
+        apply_keep(model, config.eval_keep)  # a list of the wrong length is refused now
+    if config.train_only:
+        freeze(model, config)
+    if config.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+    return model
+
+
+def saved_model(config: TrainConfig, num_classes: int) -> nn.Module:
+    """What vp.save wrote into the folder `model`, with a fresh head for another number of classes. Raises: ValueError for what only a new model takes."""
+    if given := [name for name in OF_A_NEW_MODEL if getattr(config, name) != getattr(TrainConfig, name, {})]:
+        raise ValueError(f"{config.model} is a saved model, which is built as it was saved: leave out {', '.join(given)}, or name a model of timm")
+    if config.eval_keep is not None and config.keep is None:
+        raise ValueError("eval_keep with a saved model needs keep too, the columns kept in training")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the token bias is all zero")
+        model = checkpoint.load(config.model, keep=config.keep)
+    if model.num_classes != num_classes:
+        log.info(f"{config.model} has {model.num_classes} classes, {num_classes} are wanted: its head starts afresh")
+        model.reset_classifier(num_classes)
+    return model
+
+
+def named_model(config: TrainConfig, num_classes: int) -> nn.Module:
+    """timm's or ours, from random numbers, timm's weights or a checkpoint. Raises: ValueError, OSError."""
     kwargs = config.pruning_kwargs() | config.model_kwargs
     if config.importance == "random" or config.sampling == "gumbel":
         kwargs = {"seed": config.seed, **kwargs}
@@ -55,12 +92,6 @@ def create_model(config: TrainConfig, num_classes: int) -> nn.Module:
         raise ValueError(f"img_size {config.img_size} is smaller than one patch of {config.model}")
     if config.initial_checkpoint is not None:
         log.info(checkpoint.load_weights(model, config.initial_checkpoint, purpose="finetune"))
-    if config.eval_keep is not None:
-        apply_keep(model, config.eval_keep)  # a list of the wrong length is refused now
-    if config.train_only:
-        freeze(model, config)
-    if config.grad_checkpointing:
-        model.set_grad_checkpointing(True)
     return model
 
 

@@ -38,7 +38,7 @@ class TrainConfig:
     """Train a Vision Transformer, with pruning or without.
 
     Args:
-        model: any name of timm's registry, ours among them: deit_ti_bias, deit_s_bias, vit_mini28_bias, ...
+        model: any name of timm's registry, ours among them: deit_ti_bias, deit_s_bias, vit_mini28_bias, ...; or a folder of vp.save, to train on
         pretrained: start from timm's weights
         initial_checkpoint: start from this file: timm, DeiT, MAE, EMA, DDP or our own weights
         num_classes: outputs of the head (None: the classes of the data)
