@@ -8,14 +8,20 @@ from vit_prune.fuse import fuse
 from vit_prune.measure.summary import report
 from vit_prune.methods.base import set_progress
 from vit_prune.methods.columns import Columns
+from vit_prune.methods.l1 import L1, PrunePlan, Taylor
 from vit_prune.methods.schedules import constant, cosine, linear, step
 from vit_prune.methods.token_bias import TokenBias
 from vit_prune.methods.tome import ToMe
 from vit_prune.patch import patch, patched, set_keep, unpatch
+from vit_prune.prune import prune
+from vit_prune.search import search
 from vit_prune.version import __version__
 
 __all__ = [
+    "L1",
     "Columns",
+    "PrunePlan",
+    "Taylor",
     "ToMe",
     "TokenBias",
     "__version__",
@@ -30,8 +36,10 @@ __all__ = [
     "models",
     "patch",
     "patched",
+    "prune",
     "report",
     "save",
+    "search",
     "set_keep",
     "set_progress",
     "step",

@@ -74,6 +74,11 @@ def macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, *, num
     return result
 
 
+def block_macs(model: nn.Module, index: int, num_tokens: int) -> BlockMacs:
+    """MACs of one block, patched or not, on num_tokens tokens: for a search, which sets one block after the other."""
+    return _block(Sheet(model), model.blocks[index], num_tokens, None, whole=num_tokens)
+
+
 class Sheet:
     """The products entered so far, so that no weight is left out: `check_complete` names the first that is."""
 

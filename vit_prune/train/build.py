@@ -16,6 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from vit_prune import checkpoint
+from vit_prune.methods.stack import prune_stacks
+from vit_prune.methods.tome import ToMe
+from vit_prune.patch import patch, unpatch
 from vit_prune.train.checks import check_name, few
 from vit_prune.train.config import TrainConfig
 from vit_prune.train.distributed import world_size
@@ -29,7 +32,7 @@ SYNC_BUFFERS = NEW_NAME if NEW_NAME in inspect.signature(DistributedDataParallel
 
 OF_A_NEW_MODEL = (
     "pretrained", "initial_checkpoint", "img_size", "drop", "drop_path", "model_kwargs",
-    "rule", "tau", "importance", "dropped", "sampling", "per_head", "query_key_free",
+    "rule", "tau", "importance", "dropped", "sampling", "per_head", "query_key_free", "tome_r",
 )  # fmt: skip
 
 
@@ -90,9 +93,21 @@ def named_model(config: TrainConfig, num_classes: int) -> nn.Module:
     model = build_model(config.model, pretrained=config.pretrained, num_classes=num_classes, **kwargs)
     if getattr(getattr(model, "patch_embed", None), "num_patches", 1) < 1:
         raise ValueError(f"img_size {config.img_size} is smaller than one patch of {config.model}")
+    if config.tome_r is not None:
+        add_merging(model, ToMe(r=config.tome_r))
     if config.initial_checkpoint is not None:
         log.info(checkpoint.load_weights(model, config.initial_checkpoint, purpose="finetune"))
     return model
+
+
+def add_merging(model: nn.Module, merging: ToMe) -> None:
+    """Patch it in, beside the methods that the model came with, whose weights are still to be learnt or loaded. Raises: as `vp.patch`."""
+    stacks = prune_stacks(model)
+    if stacks:
+        unpatch(model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the token bias is all zero")
+        patch(model, [*(stacks[0].configs if stacks else ()), merging])
 
 
 def freeze(model: nn.Module, config: TrainConfig) -> None:

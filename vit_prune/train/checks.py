@@ -12,6 +12,7 @@ import torch
 from timm.data import create_transform
 
 from vit_prune.methods.schedules import Keep, parse_keep
+from vit_prune.methods.tome import parse_r
 
 FEW, SHORT_LIST = 5, 12  # names in one message
 Values = dict[str, bool | int | float | str]
@@ -80,6 +81,17 @@ def keep_text(name: str, value: Keep | float | str | list | tuple | None) -> str
         return str(parse_keep(value))
     except ValueError as error:
         raise ValueError(str(error) if name == "keep" else f"{name}: {error}") from None
+
+
+def merges_text(value: int | str | list | tuple | None) -> str | None:
+    """r in the grammar of `parse_r`, as text. Raises: ValueError that names the field."""
+    if value is None:
+        return None
+    try:
+        r = parse_r(value)
+    except ValueError as error:
+        raise ValueError(f"tome_r: {error}") from None
+    return ",".join(map(str, r)) if isinstance(r, tuple) else str(r)
 
 
 def check_device(device: str | None) -> None:

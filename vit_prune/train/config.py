@@ -8,7 +8,7 @@ from timm.optim import get_optimizer_info, list_optimizers
 
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.token_bias import TokenBias
-from vit_prune.train.checks import Values, check_augmentation, check_device, check_name, check_ranges, conform_fields, keep_text, parse_pairs
+from vit_prune.train.checks import Values, check_augmentation, check_device, check_name, check_ranges, conform_fields, keep_text, merges_text, parse_pairs
 from vit_prune.train.data import check_dataset
 
 SCHEDULES = ("cosine", "constant")
@@ -59,6 +59,7 @@ class TrainConfig:
         sampling: the most important (topk) or a draw by importance (gumbel)
         per_head: one bias per head, or one that the heads share
         query_key_free: the last n blocks attend by the bias alone
+        tome_r: tokens merged per block (ToMe), in training and evaluation: 8, decreasing:8 or one number per block: 8,8,4,0
         dataset: folder (DATA_DIR/train/CLASS/IMAGE and DATA_DIR/val/...), fashion-mnist, digits, synthetic/N, hfds/NAME, hfids/NAME, wds/NAME or torch/NAME
         data_dir: where the data lies
         class_map: a file with one class per line: only these classes of a folder, numbered by line
@@ -136,6 +137,7 @@ class TrainConfig:
     sampling: str | None = None
     per_head: bool | None = None
     query_key_free: int | None = None
+    tome_r: str | None = None
 
     dataset: str = "folder"
     data_dir: str | None = None
@@ -197,6 +199,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("keep", "eval_keep"):
             object.__setattr__(self, name, keep_text(name, getattr(self, name)))
+        object.__setattr__(self, "tome_r", merges_text(self.tome_r))
         conform_fields(self)
         check_ranges(self)
         check_dataset(self.dataset)

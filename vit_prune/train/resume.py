@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 SAME = (  # without these the weights, the optimizer's state or the average do not fit
-    "model", "model_kwargs", "num_classes", "img_size", "per_head", "query_key_free", "rule", "tau", "importance", "dropped", "sampling",
+    "model", "model_kwargs", "num_classes", "img_size", "per_head", "query_key_free", "tome_r", "rule", "tau", "importance", "dropped", "sampling",
     "keep", "eval_keep", "keep_warmup_epochs", "train_only", "opt", "momentum", "layer_decay", "weight_decay", "model_ema",
 )  # fmt: skip
 FREE = ("output", "experiment", "resume", "device", "data_dir", "log_interval", "tensorboard", "checkpoint_interval")  # change nothing

@@ -1,0 +1,98 @@
+"""What a search found: methods with a schedule for each block, and what is cut; a recipe that can be saved and applied."""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from vit_prune.calibrate import calibrate
+from vit_prune.checkpoint.rebuild import method_from
+from vit_prune.methods.base import MethodConfig
+from vit_prune.methods.columns import Columns
+from vit_prune.methods.l1 import PrunePlan
+from vit_prune.methods.tome import ToMe
+from vit_prune.patch import patch
+from vit_prune.prune import prune
+from vit_prune.search.levels import Searchable, State
+
+KEYS = ("target", "share", "measured", "loss", "fidelity", "methods", "prune_plan")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A recipe. `apply` puts it on a model, `save` writes it as YAML.
+
+    Args:
+        methods: for `patch`, with one keep ratio and one r per block. plan: for `prune`; None cuts nothing.
+        target: what was asked for. share: the cost that is predicted, as a share of the unpruned model's. measured: under a latency target, the
+            median of the paired ratios of time, of the fused model. loss: what it loses on the images of the search, by `fidelity`.
+    """
+
+    methods: tuple[MethodConfig, ...]
+    plan: PrunePlan | None
+    target: str
+    share: float
+    loss: float
+    fidelity: str
+    measured: float | None = None
+
+    def apply(self, model: nn.Module, loader: Iterable | None = None) -> nn.Module:
+        """Cut and patch a model like the one that was searched, in place; the loader calibrates what is cut anew, where a method needs that.
+
+        Raises: ValueError where a calibration is needed, and there is neither one nor a loader.
+        """
+        if self.plan is not None:
+            prune(model, self.plan)
+        if loader is not None:
+            calibrate(model, loader)
+        return patch(model, self.methods) if self.methods else model
+
+    def to_dict(self) -> dict:
+        """JSON-able."""
+        methods = [method.to_dict() for method in self.methods]
+        values = {key: getattr(self, key) for key in KEYS[:5]}
+        return json.loads(json.dumps(values | {"methods": methods, "prune_plan": None if self.plan is None else self.plan.to_dict()}))
+
+    def save(self, path: str | Path, comment: str = "") -> None:
+        """Write the recipe, complete or not at all."""
+        import yaml  # timm brings it
+
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".unfinished")
+        header = "".join(f"# {line}\n" for line in comment.splitlines())
+        unfinished.write_text(header + yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None, width=150), encoding="utf-8")
+        os.replace(unfinished, path)
+
+
+def load_found(path: str | Path) -> Found:
+    """What `Found.save` wrote. Raises: OSError; ValueError that names the file and what is wrong with it."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    if not isinstance(values, dict) or set(values) != set(KEYS):
+        raise ValueError(f"{path} is not a recipe of vp.search: it must have {', '.join(KEYS)}")
+    methods = tuple(method_from(entry, path) for entry in values.pop("methods"))
+    plan = values.pop("prune_plan")
+    return Found(methods=methods, plan=None if plan is None else PrunePlan.from_dict(plan), **values)
+
+
+def configured(methods: Iterable[Searchable], state: State) -> tuple[MethodConfig, ...]:
+    """The methods with the schedules of the state; those that do nothing in it are left out."""
+    configs: list[MethodConfig] = []
+    for method in methods:
+        if isinstance(method, Columns):
+            if any(setting.keep < 1 for setting in state):
+                configs.append(replace(method, keep=tuple(setting.keep for setting in state)))
+        elif isinstance(method, ToMe):
+            if any(setting.r for setting in state):
+                configs.append(replace(method, r=tuple(setting.r for setting in state)))
+        elif isinstance(method, MethodConfig):
+            configs.append(method)
+    return tuple(configs)

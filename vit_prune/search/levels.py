@@ -1,0 +1,126 @@
+"""What a search may set in one block, and how strong each setting can be.
+
+Four knobs: keep (Columns), r (ToMe), heads and channels (L1, Taylor: how many are removed, the weakest first).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vit_prune.methods.base import MethodConfig
+from vit_prune.methods.columns import Columns
+from vit_prune.methods.l1 import CHANNEL_GROUP, L1, BlockPlan, PrunePlan, Taylor
+from vit_prune.methods.tome import ToMe
+from vit_prune.methods.units import channel_units, head_units, num_channels
+
+KEEP = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
+MERGED = (0.0, 0.02, 0.04, 0.06, 0.08)  # of the patches of the image, per block
+CUT_CHANNELS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
+
+GRAIN = {"keep": 0.01, "r": 1, "heads": 1, "channels": CHANNEL_GROUP}  # the finest step of each knob
+
+Searchable = MethodConfig | L1 | Taylor
+
+
+class Setting(NamedTuple):
+    """Of one block: the keep ratio, tokens merged, heads and channels removed."""
+
+    keep: float = 1.0
+    r: int = 0
+    heads: int = 0
+    channels: int = 0
+
+
+State = tuple[Setting, ...]  # one Setting per block
+
+
+def knobs_of(methods: Sequence[Searchable]) -> tuple[str, ...]:
+    """The knobs that the methods turn. Raises: TypeError for a method that has none, ValueError for two of one kind."""
+    knobs: list[str] = []
+    for method in methods:
+        if isinstance(method, Columns):
+            knobs.append("keep")
+        elif isinstance(method, ToMe):
+            knobs.append("r")
+        elif isinstance(method, (L1, Taylor)):
+            knobs += [knob for knob, share in (("heads", method.heads), ("channels", method.mlp)) if share]
+        elif not isinstance(method, MethodConfig):
+            raise TypeError(f"methods must be configs such as ToMe(), Columns(...) or L1(...), got {method!r}")
+    if not knobs:
+        raise ValueError("nothing to search: give ToMe(), Columns(...), L1(...) or several of them")
+    if len(set(knobs)) < len(knobs):
+        raise ValueError("a method is given twice")
+    return tuple(knobs)
+
+
+def levels_of(model: nn.Module, knobs: Sequence[str], num_patches: int) -> dict[str, tuple[float, ...]]:
+    """The values at which each knob is measured, from nothing to strong."""
+    num_heads = min(block.attn.num_heads for block in model.blocks)
+    channels = min(num_channels(block.mlp) for block in model.blocks) if "channels" in knobs else 0
+    values = {
+        "keep": KEEP,
+        "r": tuple(dict.fromkeys(round(share * num_patches) for share in MERGED)),
+        "heads": tuple(range(1 + num_heads // 2)),
+        "channels": tuple(int(share * channels) // CHANNEL_GROUP * CHANNEL_GROUP for share in CUT_CHANNELS),
+    }
+    return {knob: values[knob] for knob in knobs}
+
+
+def finer(knob: str, values: Sequence[float], losses: Sequence[float]) -> list[tuple[float, float]]:
+    """(value, loss) at every value that the knob can take between these; losses are interpolated, and rise."""
+    curve, worst = {rounded(knob, values[0]): 0.0}, 0.0
+    for here in range(1, len(values)):
+        first, last = values[here - 1], values[here]
+        parts = max(1, round(abs(last - first) / GRAIN[knob]))
+        for part in range(1, parts + 1):
+            worst = max(worst, losses[here - 1] + (losses[here] - losses[here - 1]) * part / parts)
+            curve.setdefault(rounded(knob, first + (last - first) * part / parts), worst)
+    return list(curve.items())
+
+
+def neighbours(levels: Sequence[float], value: float) -> list[float]:
+    """One level weaker and one stronger than a value between the levels, inside of their range."""
+    step = levels[1] - levels[0] if len(levels) > 1 else 0
+    low, high = min(levels), max(levels)
+    return [other for other in (value - step, value + step) if low <= other <= high] or []
+
+
+def rounded(knob: str, value: float) -> float:
+    """A value that the knob can take."""
+    if knob == "keep":
+        return round(value, 4)
+    return int(value) // CHANNEL_GROUP * CHANNEL_GROUP if knob == "channels" else round(value)
+
+
+class Order(NamedTuple):
+    """Heads and channels of one block, the weakest first."""
+
+    heads: Tensor
+    channels: Tensor
+
+
+def orders_of(model: nn.Module, knobs: Sequence[str]) -> list[Order]:
+    """By L1, for what the knobs cut."""
+    nothing = torch.zeros(0, dtype=torch.long)
+    return [
+        Order(
+            head_units(block.attn).magnitudes().argsort(stable=True) if "heads" in knobs else nothing,
+            channel_units(block.mlp).magnitudes().argsort(stable=True) if "channels" in knobs else nothing,
+        )
+        for block in model.blocks
+    ]
+
+
+def plan_from(model: nn.Module, state: State, orders: Sequence[Order]) -> PrunePlan | None:
+    """The plan that cuts what the state says; None where it cuts nothing."""
+    if not any(setting.heads or setting.channels for setting in state):
+        return None
+    plans = []
+    for block, setting, order in zip(model.blocks, state, orders, strict=True):
+        heads, channels = block.attn.num_heads, num_channels(block.mlp)
+        gone = set(order.heads[: setting.heads].tolist()), set(order.channels[: setting.channels].tolist())
+        kept = [tuple(unit for unit in range(count) if unit not in lost) for count, lost in zip((heads, channels), gone, strict=True)]
+        plans.append(BlockPlan(heads, kept[0], channels, kept[1]))
+    return PrunePlan(tuple(plans))
