@@ -1,5 +1,6 @@
 """The sample photographs of scikit-image and scikit-learn, cut into crops: real images without a download."""
 
+from collections.abc import Sequence
 from importlib.resources import files
 
 import numpy as np
@@ -10,15 +11,17 @@ from torch import Tensor, nn
 
 SKIMAGE = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg", "motorcycle_left.png", "camera.png")
 SKLEARN = ("china.jpg", "flower.jpg")
+EIGHT = SKIMAGE + SKLEARN
+TWELVE = (*EIGHT, "clock_motion.png", "coins.png", "moon.png", "hubble_deep_field.jpg")  # scikit-image's other pictures are textures, tissue and text
 
 
-def photographs() -> dict[str, Image.Image]:
-    """Eight photographs by name, RGB. Raises: ModuleNotFoundError that names the extra."""
+def photographs(names: Sequence[str] = EIGHT) -> dict[str, Image.Image]:
+    """Photographs by name, RGB. Raises: ModuleNotFoundError that names the extra."""
     try:
-        folders = [(files("skimage.data"), SKIMAGE), (files("sklearn.datasets.images"), SKLEARN)]
+        skimage, sklearn = files("skimage.data"), files("sklearn.datasets.images")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"the sample photographs come with {error.name}: pip install 'vit_prune[analysis]'") from None
-    return {name: Image.open(str(folder / name)).convert("RGB") for folder, names in folders for name in names}
+    return {name: Image.open(str((sklearn if name in SKLEARN else skimage) / name)).convert("RGB") for name in names}
 
 
 def crops(photograph: Image.Image, size: int, count: int = 2) -> list[Image.Image]:
@@ -29,12 +32,12 @@ def crops(photograph: Image.Image, size: int, count: int = 2) -> list[Image.Imag
     return [photograph.crop((x, y, x + side, y + side)).resize((size, size), Image.Resampling.BICUBIC) for x, y in corners]
 
 
-def photograph_batches(model: nn.Module, size: int, count: int = 2) -> list[Tensor]:
+def photograph_batches(model: nn.Module, size: int, count: int = 2, names: Sequence[str] = EIGHT) -> list[Tensor]:
     """One batch [count, 3, size, size] per photograph, normalised as the model's pretrained config says."""
     config = resolve_model_data_config(model)
     mean, std = (torch.tensor(config[key]).view(3, 1, 1) for key in ("mean", "std"))
     batches = []
-    for photograph in photographs().values():
+    for photograph in photographs(names).values():
         pixels = np.stack([np.asarray(crop) for crop in crops(photograph, size, count)])
         batches.append((torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - mean) / std)
     return batches

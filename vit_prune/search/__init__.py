@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
@@ -13,12 +13,12 @@ from vit_prune.prune import check_blocks
 from vit_prune.search.bench import FIDELITIES, Batch, Bench
 from vit_prune.search.cost import LatencyCost, MacsCost
 from vit_prune.search.found import Found, configured, load_found
-from vit_prune.search.greedy import CannotReach, Curves, descend
+from vit_prune.search.greedy import CannotReach, Curves, descend, evenly
 from vit_prune.search.levels import Searchable, State, finer, knobs_of, levels_of, neighbours, orders_of, plan_from
 
 __all__ = ["Found", "Search", "load_found", "search"]
 
-WEIGHTS = (0.25, 0.5, 2.0, 4.0)  # that are tried on each knob's losses
+WEIGHTS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of one knob against the others
 CLOSE = 0.01  # a measured ratio of time is near enough to its target
 CORRECTIONS = 4
 RADII = (1.0, 0.5, 0.25)  # of exchanges, in levels
@@ -117,42 +117,33 @@ class Search:
         return Found(**{**vars(found), "measured": cost.measure(pruned)})
 
     def _best(self, cost: MacsCost, target: float, exchanges: int) -> State:
-        """The best of several weights between the knobs, then improved."""
+        """The best of several weights between the knobs, with blocks alike and by what each loses alone; then improved."""
         tried: dict[State, float] = {}
-        weights = dict.fromkeys(self.knobs, 1.0)
-        candidates = [weights, *({knob: 1.0} for knob in self.knobs if len(self.knobs) > 1)]
-        with progress("mixes") as bar:
-            self._try(cost, target, candidates, tried, bar)
-            for knob in self.knobs if len(self.knobs) > 1 else ():
-                options = [weights | {knob: weight} for weight in WEIGHTS]
-                losses = [tried.get(state) for state in self._try(cost, target, [weights, *options], tried, bar)]
-                reached = [(loss, index) for index, loss in enumerate(losses) if loss is not None]
-                weights = [weights, *options][min(reached)[1]] if reached else weights
+        depth, reasons = len(self.model.blocks), []
+        ways = [lambda weights: evenly(cost, self.levels, target, weights, depth), lambda weights: descend(cost, self.curves, target, weights)]
+        mixes = [(way, weights) for way in ways for weights in mixtures(self.knobs)]
+        with progress("mixes", total=len(mixes)) as bar:
+            for way, weights in mixes:
+                try:
+                    self._try(way(weights), tried)
+                except CannotReach as error:
+                    reasons.append(error)
+                bar.update()
         if not tried:
-            descend(cost, self.curves, target, weights)  # says why the target cannot be reached
+            raise reasons[-1]
         best = min(tried, key=tried.get)
         for _ in range(exchanges):
             best = self._exchanged(cost, target, best, tried)
         return best
 
-    def _try(self, cost: MacsCost, target: float, candidates: Sequence[Mapping[str, float]], tried: dict[State, float], bar) -> list[State | None]:
-        """Put the state of each set of weights on the bench. None where the target is out of its reach."""
-        states = []
-        for weights in candidates:
-            try:
-                state = descend(cost, self.curves, target, weights)
-            except CannotReach:
-                states.append(None)
-                continue
-            if state not in tried:
-                tried[state] = self.bench.loss(state)
-                bar.update()
-            states.append(state)
-        return states
+    def _try(self, state: State, tried: dict[State, float]) -> float:
+        if state not in tried:
+            tried[state] = self.bench.loss(state)
+        return tried[state]
 
     def _exchanged(self, cost: MacsCost, target: float, state: State, tried: dict[State, float]) -> State:
         """Measure what each knob would win and lose one level to either side, and descend again between these; the better state of the two."""
-        around = {(knob, block): neighbours(self.levels[knob], getattr(state[block], knob)) for knob, block in self.curves}
+        around = {(knob, block): neighbours(knob, self.levels[knob], getattr(state[block], knob)) for knob, block in self.curves}
         changes = [(block, state[block]._replace(**{knob: value})) for (knob, block), values in around.items() for value in values]
         losses = iter(self.measured(state, changes, "exchanges"))
         sides = {key: [next(losses) for _ in values] for key, values in around.items()}
@@ -162,9 +153,7 @@ class Search:
                 other = descend(cost, local, target, dict.fromkeys(self.knobs, 1.0))
             except CannotReach:
                 continue
-            if other not in tried:
-                tried[other] = self.bench.loss(other)
-            if tried[other] < tried[state]:
+            if self._try(other, tried) < tried[state]:
                 return other
         return state
 
@@ -177,6 +166,13 @@ class Search:
         points = [(now, here), *((now + radius * (value - now), here + radius * (loss - here)) for value, loss in zip(values, losses, strict=True))]
         points.sort(reverse=knob == "keep")
         return finer(knob, [value for value, _ in points], [loss - points[0][1] for _, loss in points])
+
+
+def mixtures(knobs: Sequence[str]) -> list[dict[str, float]]:
+    """Weights between the knobs: each alone, and each heavier and lighter than the others."""
+    alone = [{knob: 1.0} for knob in knobs]
+    mixed = [dict.fromkeys(knobs, 1.0) | {knob: weight} for knob in (knobs[:1] if len(knobs) == 2 else knobs) for weight in WEIGHTS if len(knobs) > 1]
+    return [*alone, *(one for place, one in enumerate(mixed) if one not in mixed[:place])]
 
 
 def progress(what: str, total: int | None = None):

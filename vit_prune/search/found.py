@@ -83,6 +83,14 @@ def load_found(path: str | Path) -> Found:
     return Found(methods=methods, plan=None if plan is None else PrunePlan.from_dict(plan), **values)
 
 
+def text_of(found: Found) -> str:
+    """The settings in one line."""
+    dials = [f"{method.name} {dial} {getattr(method, dial)}" for method in found.methods for dial in ("keep", "r") if hasattr(method, dial)]
+    if found.plan is not None:
+        dials += [f"{what} {' '.join(str(len(getattr(block, what))) for block in found.plan.blocks)}" for what in ("heads", "channels")]
+    return "; ".join(dials)
+
+
 def configured(methods: Iterable[Searchable], state: State) -> tuple[MethodConfig, ...]:
     """The methods with the schedules of the state; those that do nothing in it are left out."""
     configs: list[MethodConfig] = []

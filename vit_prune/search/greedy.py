@@ -6,14 +6,27 @@ Losses are taken to add up over blocks and knobs. Where they do not, weights of 
 from collections.abc import Iterator, Mapping, Sequence
 
 from vit_prune.search.cost import MacsCost
-from vit_prune.search.levels import Setting, State
+from vit_prune.search.levels import Setting, State, uniform
 
 Curves = Mapping[tuple[str, int], Sequence[tuple[float, float]]]  # (knob, block): (value, loss), from nothing to strong
 LEAST_LOSS = 1e-9
+BISECTIONS = 12
 
 
 class CannotReach(ValueError):
     """No setting of the knobs brings the cost down to the target."""
+
+
+def evenly(cost: MacsCost, levels: Mapping[str, Sequence[float]], target: float, weights: Mapping[str, float], depth: int) -> State:
+    """The weakest state with all blocks alike whose cost is at the target; each knob is turned weight times as far. Raises: CannotReach."""
+    weak, strong = 0.0, 1.0 / min(weights.values())
+    if cost.share(uniform(levels, {knob: strong * weight for knob, weight in weights.items()}, depth)) > target:
+        raise CannotReach(f"{', '.join(weights)}, alike in all blocks, do not come down to {target:g} of the unpruned cost")
+    for _ in range(BISECTIONS):
+        middle = (weak + strong) / 2
+        over = cost.share(uniform(levels, {knob: middle * weight for knob, weight in weights.items()}, depth)) > target
+        weak, strong = (middle, strong) if over else (weak, middle)
+    return uniform(levels, {knob: strong * weight for knob, weight in weights.items()}, depth)
 
 
 def descend(cost: MacsCost, curves: Curves, target: float, weights: Mapping[str, float]) -> State:

@@ -3,7 +3,7 @@
 Four knobs: keep (Columns), r (ToMe), heads and channels (L1, Taylor: how many are removed, the weakest first).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,10 +15,11 @@ from vit_prune.methods.l1 import CHANNEL_GROUP, L1, BlockPlan, PrunePlan, Taylor
 from vit_prune.methods.tome import ToMe
 from vit_prune.methods.units import channel_units, head_units, num_channels
 
-KEEP = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
-MERGED = (0.0, 0.02, 0.04, 0.06, 0.08)  # of the patches of the image, per block
+KEEP = (1.0, 0.75, 0.5, 0.3)
+MERGED = (0.0, 0.03, 0.06)  # of the patches of the image, per block
 CUT_CHANNELS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 
+STEP = 0.15  # of a knob's range: how far exchanges look
 GRAIN = {"keep": 0.01, "r": 1, "heads": 1, "channels": CHANNEL_GROUP}  # the finest step of each knob
 
 Searchable = MethodConfig | L1 | Taylor
@@ -80,11 +81,18 @@ def finer(knob: str, values: Sequence[float], losses: Sequence[float]) -> list[t
     return list(curve.items())
 
 
-def neighbours(levels: Sequence[float], value: float) -> list[float]:
-    """One level weaker and one stronger than a value between the levels, inside of their range."""
-    step = levels[1] - levels[0] if len(levels) > 1 else 0
-    low, high = min(levels), max(levels)
-    return [other for other in (value - step, value + step) if low <= other <= high] or []
+def neighbours(knob: str, levels: Sequence[float], value: float) -> list[float]:
+    """A little weaker and a little stronger than a value, inside of the levels' range."""
+    step = max(GRAIN[knob], abs(levels[-1] - levels[0]) * STEP)
+    low, high = min(levels[0], levels[-1]), max(levels[0], levels[-1])
+    others = (rounded(knob, min(max(value + sign * step, low), high)) for sign in (-1, 1))
+    return [other for other in others if other != value]
+
+
+def uniform(levels: Mapping[str, Sequence[float]], strengths: Mapping[str, float], depth: int) -> State:
+    """Every block alike: each knob at a share of its range, 0 for nothing and 1 for its strongest level."""
+    values = {knob: rounded(knob, levels[knob][0] + min(1.0, share) * (levels[knob][-1] - levels[knob][0])) for knob, share in strengths.items()}
+    return (Setting(**values),) * depth
 
 
 def rounded(knob: str, value: float) -> float:

@@ -1,0 +1,1 @@
+"""Many methods at many strengths on one model and one data set: one CSV, one picture of the frontier."""

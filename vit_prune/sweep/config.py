@@ -1,0 +1,132 @@
+"""What `tools/sweep.py` takes: a YAML file, checked before anything runs.
+
+model: vit_small_patch14_dinov2
+img_size: [224, 560]
+shares: [0.95, 0.75, 0.55]          # of the unpruned model's MACs, everything counted
+methods:
+  ToMe: [{name: tome, r: auto}]
+  mix: [{name: tome, r: auto}, {name: columns, keep: auto, weight: 0.5, importance: column_mean, dropped: merge}]
+  searched: {search: [{name: tome}, {name: columns, importance: column_mean, dropped: merge}], shares: [0.75]}
+trained:                            # folders of vp.save, compared with the first of them
+  dense: output/study/dense-seed0/last
+
+An `auto` is turned, the same in every block, until the MACs are at the share; `weight` turns one that many times as far as the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from vit_prune.checkpoint.rebuild import method_from
+from vit_prune.methods.base import MethodConfig
+from vit_prune.methods.l1 import L1
+from vit_prune.search.levels import Searchable
+from vit_prune.train.checks import check_name
+from vit_prune.train.recipe import load_yaml
+
+PHOTOGRAPHS = "photographs"
+AUTO = "auto"
+DIALS = {"tome": ("r",), "columns": ("keep",), "l1": ("heads", "mlp")}
+ANY = {"r": 1, "keep": 0.5, "heads": 0.5, "mlp": 0.5}  # to check an entry by, before its dials are known
+SEARCH = "search"
+KEY_TYPES = {"methods": dict, "trained": dict}
+
+Entry = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Args:
+    model: a name of timm's registry; None where folders alone are compared. checkpoint: its weights, "" for timm's pretrained ones.
+    img_size: pixels per side, one or several; none is the model's own. shares: targets for every method.
+    methods: by label, a list of entries, or {"search": entries}. trained: by label, folders of vp.save.
+    data: "photographs" (fidelity to the unpruned model on sample photographs), or a data set of the trainer (top-1, top-5). data_dir: where it lies.
+    calibration_images: of the training split, for a data set; photographs are divided.
+    latency, memory: measure them too, paired with the unpruned model, fused, eager, batch 1, float32. runs: rounds, at the first size; larger images
+        take fewer. threads, device, seed, workers, batch_size: of accuracy. output: the folder; points that it holds are not run again.
+    """
+
+    model: str | None = None
+    checkpoint: str | None = None
+    img_size: tuple[int, ...] = ()
+    shares: tuple[float, ...] = (0.95, 0.85, 0.75, 0.65, 0.55)
+    methods: Mapping[str, object] = field(default_factory=dict)
+    trained: Mapping[str, str] = field(default_factory=dict)
+    data: str = PHOTOGRAPHS
+    data_dir: str | None = None
+    calibration_images: int = 64
+    latency: bool = True
+    memory: bool = False
+    runs: int = 31
+    threads: int = 1
+    device: str = "cpu"
+    seed: int = 0
+    workers: int = 0
+    batch_size: int = 64
+    output: str = "output/sweep"
+
+    def __post_init__(self) -> None:
+        for name in ("img_size", "shares"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, tuple(value) if isinstance(value, (list, tuple)) else (value,))
+        if bool(self.methods) != (self.model is not None) or not (self.methods or self.trained):
+            raise ValueError("a sweep needs a model and methods, or trained folders, or both")
+        if wrong := [share for share in self.shares if not isinstance(share, (int, float)) or not 0 < share < 1]:
+            raise ValueError(f"shares are of the unpruned model's MACs, between 0 and 1, got {wrong[0]!r}")
+        if self.trained and self.data == PHOTOGRAPHS:
+            raise ValueError("trained folders are compared by accuracy: give data, e.g. fashion-mnist, and data_dir")
+        for label, entries in self.methods.items():
+            check_entries(label, entries)
+
+
+def check_entries(label: str, entries: object) -> None:
+    """Raises: ValueError that names the label and what is wrong."""
+    searched = isinstance(entries, Mapping)
+    if searched and (unknown := entries.keys() - {SEARCH, "shares"}):
+        raise ValueError(f"method {label}: a search takes search and shares, not {', '.join(sorted(unknown))}")
+    listed = entries.get(SEARCH) if searched else entries
+    if not isinstance(listed, list) or not listed or not all(isinstance(entry, Mapping) and "name" in entry for entry in listed):
+        raise ValueError(f"method {label} must be a list of entries such as {{name: tome, r: auto}}, or {{search: [...]}} of them, got {entries!r:.80}")
+    try:
+        for entry in listed:
+            configured(entry, ANY)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"method {label}: {error}") from None
+    if not searched and not any(AUTO in entry.values() for entry in listed):
+        raise ValueError(f"method {label} has no dial on auto: nothing would bring it to a share")
+
+
+def configured(entry: Entry, turned: Mapping[str, object]) -> Searchable:
+    """The config of an entry, its dials on auto at the values that are given."""
+    name = str(entry["name"])
+    values = {key: turned[key] if value == AUTO and key in DIALS.get(name, ()) else value for key, value in entry.items() if key not in ("name", "weight")}
+    if name != "l1":
+        return method_from({"name": name, **values}, "methods")
+    if unknown := values.keys() - {item.name for item in fields(L1)}:
+        raise ValueError(f"l1 takes {', '.join(item.name for item in fields(L1))}, not {', '.join(sorted(unknown))}")
+    return L1(**{"heads": 0.0, "mlp": 0.0, **values})
+
+
+def load_sweep(path: str | Path, **given: object) -> SweepConfig:
+    """A sweep from its YAML file; what is given goes before it. Raises: OSError; ValueError that names the file and what is wrong."""
+    values = {key.replace("-", "_"): value for key, value in load_yaml(path).items()}
+    try:
+        for key in values:
+            check_name("key", key, [item.name for item in fields(SweepConfig)])
+        for key, kind in KEY_TYPES.items():
+            if not isinstance(values.get(key) or {}, kind):
+                raise ValueError(f"{key} must be a mapping by label, got {values[key]!r:.80}")
+        return SweepConfig(**values | {key: value for key, value in given.items() if value is not None})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def shares_of(config: SweepConfig, label: str) -> tuple[float, ...]:
+    """A search may have shares of its own."""
+    entries = config.methods[label]
+    return tuple(entries.get("shares", config.shares)) if isinstance(entries, Mapping) else config.shares
+
+
+def is_method(config: Searchable) -> bool:
+    """True of what is patched, False of what is cut."""
+    return isinstance(config, MethodConfig)

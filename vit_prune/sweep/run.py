@@ -1,0 +1,219 @@
+"""Run a sweep: point by point, each written down before the next begins.
+
+A point is one method at one share and one image size. Quality comes first, then what it costs, paired with the unpruned model.
+"""
+
+import copy
+import csv
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+import vit_prune.models  # noqa: F401  registers ours with timm
+from vit_prune.calibrate import calibrate
+from vit_prune.checkpoint import load, load_weights
+from vit_prune.measure.candidates import Candidate
+from vit_prune.measure.compare import SideBySide
+from vit_prune.measure.environment import environment
+from vit_prune.measure.inputs import image_size
+from vit_prune.measure.macs import macs
+from vit_prune.measure.setting import Setting
+from vit_prune.search import Found, Search
+from vit_prune.search.found import text_of
+from vit_prune.sweep.config import SEARCH, SweepConfig, configured, shares_of
+from vit_prune.sweep.judge import COLUMNS, Half, Labelled, Photographs, judge_for
+from vit_prune.sweep.strength import OutOfReach, pruned, strength_for
+from vit_prune.train.build import build_model
+from vit_prune.train.state import as_csv, write_atomically
+
+log = logging.getLogger(__name__)
+
+FILE = "points.csv"
+UNPRUNED = "unpruned"
+OFF_THE_SHELF, TRAINED = "off the shelf", "trained"
+FEWEST_RUNS = 11
+WARMUP = 3
+
+
+class Point(NamedTuple):
+    """What tells a row from the others."""
+
+    method: str
+    share: float | None
+    img_size: int
+
+
+def run_sweep(config: SweepConfig) -> list[dict]:
+    """The rows of the whole sweep, those of an earlier start among them.
+
+    Raises: ValueError or OSError before the first point for what can be known then.
+    """
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    path = Path(config.output) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = read_rows(path)
+    done = {point_of(row) for row in rows}
+    points = [point for point in points_of(config) if point not in done]
+    with tqdm(total=len(points), unit=" points", file=sys.stderr, disable=None) as bar:
+        for row in measured(config, points, bar):
+            rows.append(row)
+            write_atomically(path, as_csv(rows))
+            bar.update()
+    return rows
+
+
+def points_of(config: SweepConfig) -> list[Point]:
+    """All that is asked for; sizes vary slowest, since each has a model of its own."""
+    found = []
+    for size in config.img_size or (None,):
+        size = size or own_size(config)
+        found += [Point(label, None, size) for label in (UNPRUNED,) if config.methods]
+        found += [Point(label, share, size) for label in config.methods for share in shares_of(config, label)]
+        found += [Point(label, None, size) for label in config.trained]
+    return found
+
+
+def own_size(config: SweepConfig) -> int:
+    model = unpruned(config, None) if config.methods else load(next(iter(config.trained.values())))
+    return image_size(model)[0]
+
+
+def unpruned(config: SweepConfig, size: int | None) -> nn.Module:
+    """The model of the sweep, with its weights, at a size."""
+    torch.manual_seed(config.seed)
+    kwargs = {} if size is None else {"img_size": size}
+    if config.data == "photographs":
+        kwargs["num_classes"] = 0
+    model = build_model(config.model, pretrained=config.checkpoint == "", **kwargs).eval()
+    if config.checkpoint:
+        load_weights(model, config.checkpoint)
+    return model
+
+
+def measured(config: SweepConfig, points: list[Point], bar: tqdm) -> Iterator[dict]:
+    """A row for each point. One size after the other: its model, calibration and searches serve all of its points."""
+    for size in dict.fromkeys(point.img_size for point in points):
+        bench = SizeBench(config, size)
+        for point in [point for point in points if point.img_size == size]:
+            bar.set_description(f"{size} px, {point.method}{'' if point.share is None else f' {point.share:g}'}")
+            yield bench.row(point)
+
+
+class SizeBench:
+    """All that the points of one image size share."""
+
+    def __init__(self, config: SweepConfig, size: int) -> None:
+        self.config, self.size = config, (size, size)
+        self.baseline = unpruned(config, size) if config.methods else load(next(iter(config.trained.values()))).eval()
+        self.judge: Photographs | Labelled = judge_for(config, self.baseline, self.size)
+        self.calibrated = [self.copy(half.calibration) for half in self.judge.halves]  # one for each half
+        self.searches: dict[tuple[str, int], Search] = {}
+        self.whole = macs(self.baseline, self.size)
+
+    def copy(self, calibration: Sequence) -> nn.Module:
+        copied = copy.deepcopy(self.baseline)
+        return calibrate(copied, calibration) if self.config.methods else copied
+
+    def row(self, point: Point) -> dict:
+        """Raises: whatever `patch`, `prune` and the counting raise for a method that does not fit the model."""
+        halves = range(len(self.judge.halves))
+        try:
+            made = [self.model(point, half) for half in halves]
+        except OutOfReach as error:
+            return self.cells(point, how="", note=str(error))
+        results = [self.result(model, self.judge.halves[half]) for half, (model, _) in zip(halves, made, strict=True)]
+        values = {key: None if results[0][key] is None else fmean(result[key] for result in results) for key in results[0]}
+        if self.config.latency and point.method != UNPRUNED:
+            values |= self.latency(made[0][0])
+        return self.cells(point, how=" | ".join(dict.fromkeys(how for _, how in made)), **values)
+
+    def result(self, model: nn.Module, half: Half) -> dict[str, float | None]:
+        cost = macs(model, self.size)
+        counted = {"macs": cost.total, "macs_share": cost.total / self.whole.total, "parameters": sum(p.numel() for p in model.parameters())}
+        return counted | self.judge(model, half)
+
+    def model(self, point: Point, half: int) -> tuple[nn.Module, str]:
+        """The model of a point, calibrated on one half, and its settings in words. Raises: OutOfReach."""
+        if point.method in self.config.trained:
+            folder = self.config.trained[point.method]
+            return load(folder).eval(), folder
+        if point.share is None:
+            return self.baseline, ""
+        entries, baseline, calibration = self.config.methods[point.method], self.calibrated[half], self.judge.halves[half].calibration
+        if isinstance(entries, Mapping):
+            found = self.search(point, entries[SEARCH], half)
+            return found.apply(copy.deepcopy(baseline), calibration if found.plan else None), text_of(found)
+        dials = strength_for(baseline, entries, point.share, self.size)
+        model = pruned(baseline, entries, dials, calibration)
+        return model, "; ".join(f"{entry['name']} {key} {value}" for entry, given in zip(entries, dials, strict=True) for key, value in given.items())
+
+    def search(self, point: Point, entries: list, half: int) -> Found:
+        """At the share, on the half that calibrates; saved beside the points."""
+        key = point.method, half
+        if key not in self.searches:
+            self.searches[key] = Search(self.calibrated[half], self.judge.halves[half].searched, [configured(entry, {}) for entry in entries])
+        found = self.searches[key].find(f"macs:{point.share}")
+        name = f"found-{point.method.replace(' ', '-').replace('/', '-')}-{point.img_size}-{point.share:g}{'-other-half' if half else ''}.yaml"
+        found.save(Path(self.config.output) / name, comment=f"vp.search, {self.config.model} at {point.img_size} px")
+        return found
+
+    def latency(self, model: nn.Module) -> dict:
+        """Milliseconds of one image, and the time as a share of the unpruned model's, in the same rounds."""
+        config = self.config
+        first = (config.img_size or (self.size[0],))[0]
+        runs = max(FEWEST_RUNS, round(config.runs * (first / self.size[0]) ** 2))
+        compared = SideBySide(Setting(), [Candidate(UNPRUNED, self.baseline, None), Candidate("pruned", model, UNPRUNED)], torch.device(config.device))
+        timed = compared.latency(runs=runs, warmup=WARMUP, threads=config.threads)
+        ratio = timed.ratio("pruned", UNPRUNED)
+        peaks = compared.peaks(config.threads) if config.memory else {}
+        return {
+            "latency_ms": timed.medians_ms["pruned"],
+            "latency_share": ratio.median,
+            "latency_low": ratio.low,
+            "latency_high": ratio.high,
+            "noise": timed.noise(UNPRUNED, "pruned"),
+            "peak_mib": peaks["pruned"].peak_mib if peaks else None,
+        }
+
+    def cells(self, point: Point, **values: object) -> dict:
+        """A row of the CSV, all of its columns there."""
+        config = self.config
+        found = environment(torch.device(config.device), threads=config.threads, dtypes=["float32"])
+        is_trained = point.method in config.trained
+        return {
+            "model": config.model or "",
+            "method": point.method,
+            "target_share": point.share,
+            "img_size": point.img_size,
+            "training": TRAINED if is_trained else OFF_THE_SHELF,
+            "how": values.get("how"),
+            **{key: values.get(key) for key in ("macs", "macs_share", "parameters", *COLUMNS)},
+            **{key: values.get(key) for key in ("latency_ms", "latency_share", "latency_low", "latency_high", "noise", "peak_mib")},
+            "images": self.judge.count,
+            "batch_size": 1,
+            "dtype": "float32",
+            "device": found["device"],
+            "cpu": found["cpu"],
+            "threads": config.threads,
+            "note": values.get("note"),
+        }
+
+
+def read_rows(path: Path) -> list[dict]:
+    """What an earlier start left; numbers stay text."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def point_of(row: Mapping) -> Point:
+    return Point(row["method"], float(row["target_share"]) if row["target_share"] else None, int(row["img_size"]))
