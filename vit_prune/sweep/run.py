@@ -25,7 +25,7 @@ from vit_prune.measure.environment import environment
 from vit_prune.measure.inputs import image_size
 from vit_prune.measure.macs import macs
 from vit_prune.measure.setting import Setting
-from vit_prune.search import Found, Search
+from vit_prune.search import Found, Search, load_found
 from vit_prune.search.found import text_of
 from vit_prune.sweep.config import SEARCH, SweepConfig, configured, shares_of
 from vit_prune.sweep.judge import COLUMNS, Half, Labelled, Photographs, judge_for
@@ -59,15 +59,19 @@ def run_sweep(config: SweepConfig) -> list[dict]:
     torch.manual_seed(config.seed)
     path = Path(config.output) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = read_rows(path)
-    done = {point_of(row) for row in rows}
-    points = [point for point in points_of(config) if point not in done]
+    rows = {point_of(row): row for row in read_rows(path)}
+    points = [point for point in points_of(config) if not is_finished(rows.get(point), config)]
     with tqdm(total=len(points), unit=" points", file=sys.stderr, disable=None) as bar:
-        for row in measured(config, points, bar):
-            rows.append(row)
-            write_atomically(path, as_csv(rows))
+        for point, row in measured(config, points, rows, bar):
+            rows[point] = row
+            write_atomically(path, as_csv(list(rows.values())))
             bar.update()
-    return rows
+    return list(rows.values())
+
+
+def is_finished(row: Mapping | None, config: SweepConfig) -> bool:
+    """A row that was made without latency is finished only where none is asked for."""
+    return row is not None and bool(row["note"] or row["latency_share"] or not config.latency or row["method"] == UNPRUNED)
 
 
 def points_of(config: SweepConfig) -> list[Point]:
@@ -98,13 +102,13 @@ def unpruned(config: SweepConfig, size: int | None) -> nn.Module:
     return model
 
 
-def measured(config: SweepConfig, points: list[Point], bar: tqdm) -> Iterator[dict]:
-    """A row for each point. One size after the other: its model, calibration and searches serve all of its points."""
+def measured(config: SweepConfig, points: list[Point], rows: Mapping[Point, dict], bar: tqdm) -> Iterator[tuple[Point, dict]]:
+    """A row for each point; of one that is there, the latency that it lacks. One size after the other: its model and searches serve all of its points."""
     for size in dict.fromkeys(point.img_size for point in points):
         bench = SizeBench(config, size)
         for point in [point for point in points if point.img_size == size]:
             bar.set_description(f"{size} px, {point.method}{'' if point.share is None else f' {point.share:g}'}")
-            yield bench.row(point)
+            yield point, bench.row(point) if point not in rows else rows[point] | bench.latency(bench.model(point, 0)[0])
 
 
 class SizeBench:
@@ -149,20 +153,23 @@ class SizeBench:
             return self.baseline, ""
         entries, baseline, calibration = self.config.methods[point.method], self.calibrated[half], self.judge.halves[half].calibration
         if isinstance(entries, Mapping):
-            found = self.search(point, entries[SEARCH], half)
+            found = self.found(point, entries[SEARCH], half)
             return found.apply(copy.deepcopy(baseline), calibration if found.plan else None), text_of(found)
         dials = strength_for(baseline, entries, point.share, self.size)
         model = pruned(baseline, entries, dials, calibration)
         return model, "; ".join(f"{entry['name']} {key} {value}" for entry, given in zip(entries, dials, strict=True) for key, value in given.items())
 
-    def search(self, point: Point, entries: list, half: int) -> Found:
-        """At the share, on the half that calibrates; saved beside the points."""
+    def found(self, point: Point, entries: list, half: int) -> Found:
+        """At the share, searched on the half that calibrates, and saved beside the points; the file of an earlier start is taken as it is."""
+        name = f"found-{point.method.replace(' ', '-').replace('/', '-')}-{point.img_size}-{point.share:g}{'-other-half' if half else ''}.yaml"
+        path = Path(self.config.output) / name
+        if path.exists():
+            return load_found(path)
         key = point.method, half
         if key not in self.searches:
             self.searches[key] = Search(self.calibrated[half], self.judge.halves[half].searched, [configured(entry, {}) for entry in entries])
         found = self.searches[key].find(f"macs:{point.share}")
-        name = f"found-{point.method.replace(' ', '-').replace('/', '-')}-{point.img_size}-{point.share:g}{'-other-half' if half else ''}.yaml"
-        found.save(Path(self.config.output) / name, comment=f"vp.search, {self.config.model} at {point.img_size} px")
+        found.save(path, comment=f"vp.search, {self.config.model} at {point.img_size} px")
         return found
 
     def latency(self, model: nn.Module) -> dict:
