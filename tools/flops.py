@@ -25,15 +25,17 @@ class Flags:
     img_size: tuple[int, ...] | None = None  # one side, or height and width, in pixels; the model's own if left out
     keep: str | None = None  # 0.5, linear:1.0:0.3, cosine:..., step:1.0:0.5:6, or one ratio per block: 1,1,.9
     dropped: Literal["drop", "merge"] | None = None  # what becomes of the other columns
-    importance: Literal["logit", "prob", "column_mean", "random"] | None = None
+    importance: Literal["logit", "prob", "column_mean", "class_attention", "value_norm", "grid", "random"] | None = None
+    sampling: Literal["topk", "gumbel", "systematic"] | None = None
     merge_rank: int | None = None  # directions in which merge compares; all of x if left out
     query_key_free: int | None = None  # that many last blocks attend by the bias alone
+    tome_r: str | None = None  # tokens merged per block (ToMe): 8, decreasing:8, or one number per block
     per_block: bool = False
     fvcore: bool = True  # check the dense count with fvcore too: one forward on the CPU
     json: Path | None = None
 
     def methods(self) -> dict:
-        names = ("keep", "dropped", "importance", "merge_rank", "query_key_free")
+        names = ("keep", "dropped", "importance", "merge_rank", "query_key_free", "sampling", "tome_r")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def size(self) -> int | tuple[int, ...] | None:

@@ -14,10 +14,11 @@ from torch import nn
 import vit_prune.models  # noqa: F401  registers ours with timm
 from vit_prune.checkpoint import load, load_weights
 from vit_prune.measure.inputs import image_size
-from vit_prune.methods.base import BlockCalibration
+from vit_prune.methods.base import BlockCalibration, MethodConfig
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.stack import prune_stacks
 from vit_prune.methods.token_bias import TokenBias, TokenBiasMethod
+from vit_prune.methods.tome import ToMe
 from vit_prune.patch import patch, set_keep, unpatch
 from vit_prune.patch.check import check_host
 
@@ -45,7 +46,8 @@ def build(
     """A name of timm's registry or a folder of vp.save, in evaluation mode, with methods and at a size of its own.
 
     Args:
-        methods: fields of TokenBias and Columns for a plain model of timm, calibrated by random numbers; a model that comes pruned takes `keep` alone.
+        methods: fields of TokenBias and Columns, and tome_r of ToMe, for a plain model of timm, calibrated by random numbers; a model that comes
+            pruned takes `keep` alone.
         checkpoint: weights for a name; None is timm's random start.
         num_classes: outputs of the head, for a name. img_size: pixels per side. None is the model's own.
 
@@ -88,13 +90,24 @@ def resize(name: str, model: nn.Module, img_size: int) -> None:
 
 
 def add_methods(name: str, model: nn.Module, fields: dict) -> None:
-    """TokenBias and Columns for a plain model. Raises: ValueError for a pruned one that is given more than `keep`; TypeError as `patch`."""
+    """TokenBias and Columns, ToMe, or all of them, for a plain model.
+
+    Raises: ValueError for a pruned one that is given more than `keep`; TypeError as `patch`.
+    """
     if prune_stacks(model):
         if set(fields) - {"keep"}:
             raise ValueError(f"{name} is pruned already and takes keep alone; give {', '.join(sorted(set(fields) - {'keep'}))} with timm's own model")
         set_keep(model, fields["keep"])
         return
     check_host(model)
+    merging = [ToMe(r=fields.pop("tome_r"))] if "tome_r" in fields else []
+    patch(model, [*columns_of(name, model, fields), *merging])
+
+
+def columns_of(name: str, model: nn.Module, fields: dict) -> list[MethodConfig]:
+    """TokenBias and Columns where fields are given; the model gets the calibration that they read. Raises: ValueError for a rank that it does not have."""
+    if not fields:
+        return []
     rank = fields.get("merge_rank") or 0
     if not 0 <= rank <= model.embed_dim:
         raise ValueError(f"merge-rank must be in 1..{model.embed_dim}, the width of {name}, got {rank}")
@@ -102,7 +115,7 @@ def add_methods(name: str, model: nn.Module, fields: dict) -> None:
         shapes = [(block.attn.num_heads, block.attn.head_dim) for block in model.blocks]
         model.calibration = [BlockCalibration(torch.randn(shape), torch.randn(model.embed_dim, rank)) for shape in shapes]
     bias = TokenBias(query_key_free=fields.pop("query_key_free", 0))
-    patch(model, [bias, Columns(**fields)])
+    return [bias, Columns(**fields)]
 
 
 def randomise_zero_biases(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from vit_prune.measure.backends import BACKENDS
 from vit_prune.measure.engines import DTYPES, ENGINES, MODES
 from vit_prune.measure.setting import Setting
 from vit_prune.methods.columns import CHOICES as COLUMNS_CHOICES
-from vit_prune.train.checks import check_device, check_name, conform_fields, keep_text
+from vit_prune.train.checks import check_device, check_name, conform_fields, keep_text, merges_text
 from vit_prune.train.recipe import load_yaml
 
 LAYOUTS = ("rows", "table1", "table11", "table12")
@@ -19,10 +19,11 @@ POSITIVE = ("num_classes", "threads", "batch_size", "img_size", "merge_rank", "r
 NOT_NEGATIVE = ("query_key_free", "warmup", "workers", "seed")
 SEVERAL = ("model", "against", "dtype", "batch_size", "img_size", "backend", "engine")
 MAY_BE_EMPTY = ("against", "img_size")
-METHOD_FIELDS = ("keep", "dropped", "importance", "merge_rank", "query_key_free")
+METHOD_FIELDS = ("keep", "dropped", "importance", "sampling", "merge_rank", "query_key_free", "tome_r")
 CHOICES = {
     "dropped": COLUMNS_CHOICES["dropped"],
     "importance": COLUMNS_CHOICES["importance"],
+    "sampling": COLUMNS_CHOICES["sampling"],
     "dtype": tuple(DTYPES),
     "backend": BACKENDS,
     "engine": ENGINES,
@@ -42,9 +43,11 @@ class LatencyConfig:
         against: models to compare with, names or folders; the first is the baseline of all (none: each pruned model has its own unpruned original)
         keep: columns kept: 0.5, linear:1.0:0.3, cosine:..., step:1.0:0.5:6, or one ratio per block: 1,1,.9
         dropped: what becomes of the other columns: drop or merge (for a plain model of timm, as the next three)
-        importance: which columns: logit, prob, column_mean or random
+        importance: which columns: logit, prob, column_mean, class_attention, value_norm, grid or random
+        sampling: the most important (topk), a draw (gumbel), or spread over the image (systematic)
         merge_rank: directions in which merge compares (None: all of x)
         query_key_free: the last n blocks attend by the bias alone
+        tome_r: tokens merged per block (ToMe): 8, decreasing:8 or one number per block: 8,8,4,0
         fuse: time pruned models on their fast path, vp.fuse; training is never fused
         device: e.g. cpu, cuda, cuda:1 (None: cuda where there is one)
         threads: of the CPU (None: PyTorch's own choice)
@@ -72,8 +75,10 @@ class LatencyConfig:
     keep: str | None = None
     dropped: str | None = None
     importance: str | None = None
+    sampling: str | None = None
     merge_rank: int | None = None
     query_key_free: int | None = None
+    tome_r: str | None = None
     fuse: bool = True
     device: str | None = None
     threads: int | None = None
@@ -95,6 +100,7 @@ class LatencyConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep", keep_text("keep", self.keep))
+        object.__setattr__(self, "tome_r", merges_text(self.tome_r))
         for name in ("checkpoint", *SEVERAL):
             if isinstance(getattr(self, name), (str, int)):  # a recipe may write one value without brackets
                 object.__setattr__(self, name, (getattr(self, name),))
