@@ -57,3 +57,13 @@ def test_the_noop_table_has_a_row_per_model(analyze, monkeypatch):
     code, out = analyze("noop", "--depth", 1)
     assert code is None
     assert [line.split()[1] for line in out.splitlines()[2:]] == ["test_vit3", "test_vit4"]
+
+
+def test_merged_patches_are_drawn(analyze, files):
+    vp.save(timm.create_model("vit_mini28"), files / "dense")
+    flags = ("merged", "--model", "vit_mini28", "--checkpoint", files / "dense" / "model.safetensors", "--images", files / "image.png")
+    code, out = analyze(*flags, "--r", "4", "--output", files / "merged.png")
+    assert code is None
+    assert "merged.png" in out
+    assert Image.open(files / "merged.png").width > 100
+    assert "r must be a number of merges" in str(analyze(*flags, "--r", "fast")[0])
