@@ -14,7 +14,7 @@ from vit_prune.methods.token_bias import TokenBias
 from vit_prune.methods.tome import ToMe
 from vit_prune.patch import patch, patched, set_keep, unpatch
 from vit_prune.prune import prune
-from vit_prune.search import search
+from vit_prune.search import load_found, search
 from vit_prune.version import __version__
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "fuse",
     "linear",
     "load",
+    "load_found",
     "load_weights",
     "models",
     "patch",

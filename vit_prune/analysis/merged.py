@@ -46,7 +46,7 @@ def draw_merged(model: nn.Module, images: Tensor, path: str | Path, *, grid: tup
         panels[1].set_title(f"{len(source.unique())} of {source.numel()} patches", fontsize=8)
         for panel in panels:
             panel.axis("off")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=90)
     return Path(path)
 
 
