@@ -9,6 +9,7 @@ from tests.helpers import tiny_named
 from vit_prune.analysis.fidelity import fidelity, fidelity_table
 from vit_prune.analysis.photographs import crops, photograph_batches, photographs
 
+RANDOM = ["random, drop", "random, merge"]
 WEIGHTS = Path(__file__).parents[3] / "shared" / "data" / "dinov2_vits14_224.fp16.safetensors"
 
 
@@ -32,7 +33,7 @@ def test_keeping_everything_is_the_model_itself():
 def test_every_way_is_compared_on_what_it_was_not_calibrated_on():
     model = tiny_named()
     rows = fidelity(model, keep=0.25, size=32, rank=8)
-    assert [row.way for row in rows] == ["drop", "merge", "merge, kept set by Gumbel-top-k", "random, drop", "random, merge"]
+    assert [row.way for row in rows] == ["drop", "merge", "merge, kept set by Gumbel-top-k", "merge, kept set by systematic sampling", *RANDOM]
     assert all(row.crops_by_half == (8, 8) for row in rows)
     assert all(0 < row.patch_cosine < 1 for row in rows)
     assert rows[1].macs_share > rows[0].macs_share  # the assignment is counted
@@ -49,3 +50,4 @@ def test_merging_keeps_a_real_vit_near_itself_where_dropping_does_not():
     assert min(rows["merge"].crops_by_half) >= 8
     assert rows["merge"].patch_cosine >= 0.97
     assert rows["merge"].patch_cosine >= rows["drop"].patch_cosine + 0.04
+    assert rows["merge, kept set by systematic sampling"].patch_cosine >= 0.98

@@ -38,6 +38,7 @@ def ways(keep: Keep, seed: int = 0) -> dict[str, Columns]:
         "drop": Columns(**calibrated),
         "merge": Columns(**calibrated, dropped="merge"),
         "merge, kept set by Gumbel-top-k": Columns(**calibrated, dropped="merge", sampling="gumbel", seed=seed),
+        "merge, kept set by systematic sampling": Columns(**calibrated, dropped="merge", sampling="systematic"),
         "random, drop": Columns(keep=keep, importance="random", seed=seed),
         "random, merge": Columns(keep=keep, importance="random", dropped="merge", seed=seed),
     }
@@ -83,9 +84,9 @@ def summary(model: nn.Module, name: str, columns: Columns, cosines: list[tuple[f
 
 def fidelity_table(rows: list[Fidelity]) -> str:
     """Aligned text for people."""
-    lines = [f"{'kept and dropped':34s} {'patch cosine':>12s} {'(each half)':>15s} {'prefix cosine':>13s} {'MACs':>6s}"]
+    lines = [f"{'kept and dropped':38s} {'patch cosine':>12s} {'(each half)':>15s} {'prefix cosine':>13s} {'MACs':>6s}"]
     for row in rows:
         halves = " ".join(f"{value:.3f}" for value in row.patch_cosine_by_half)
         prefix = "-" if row.prefix_cosine is None else f"{row.prefix_cosine:.4f}"
-        lines.append(f"{row.way:34s} {row.patch_cosine:12.4f} {halves:>15s} {prefix:>13s} {row.macs_share:6.3f}")
+        lines.append(f"{row.way:38s} {row.patch_cosine:12.4f} {halves:>15s} {prefix:>13s} {row.macs_share:6.3f}")
     return "\n".join(lines)
