@@ -7,20 +7,20 @@ methods:
   ToMe: [{name: tome, r: auto}]
   mix: [{name: tome, r: auto}, {name: columns, keep: auto, weight: 0.5, importance: column_mean, dropped: merge}]
   searched: {search: [{name: tome}, {name: columns, importance: column_mean, dropped: merge}], shares: [0.75]}
-trained:                            # folders of vp.save, compared with the first of them
-  dense: output/study/dense-seed0/last
+trained:                            # folders of vp.save, one or one per seed, compared with the first of them
+  dense: [output/study/dense-seed0/last, output/study/dense-seed1/last]
 
 An `auto` is turned, the same in every block, until the MACs are at the share; `weight` turns one that many times as far as the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from vit_prune.checkpoint.rebuild import method_from
 from vit_prune.methods.base import MethodConfig
 from vit_prune.methods.l1 import L1
-from vit_prune.search.levels import Searchable
+from vit_prune.search.levels import Searchable, knobs_of
 from vit_prune.train.checks import check_name
 from vit_prune.train.recipe import load_yaml
 
@@ -39,7 +39,7 @@ class SweepConfig:
     """Args:
     model: a name of timm's registry; None where folders alone are compared. checkpoint: its weights, "" for timm's pretrained ones.
     img_size: pixels per side, one or several; none is the model's own. shares: targets for every method.
-    methods: by label, a list of entries, or {"search": entries}. trained: by label, folders of vp.save.
+    methods: by label, a list of entries, or {"search": entries}. trained: by label, a folder of vp.save, or one per seed.
     data: "photographs" (fidelity to the unpruned model on sample photographs), or a data set of the trainer (top-1, top-5). data_dir: where it lies.
     calibration_images: of the training split, for a data set; photographs are divided.
     latency, memory: measure them too, paired with the unpruned model, fused, eager, batch 1, float32. runs: rounds, at the first size; larger images
@@ -51,7 +51,7 @@ class SweepConfig:
     img_size: tuple[int, ...] = ()
     shares: tuple[float, ...] = (0.95, 0.85, 0.75, 0.65, 0.55)
     methods: Mapping[str, object] = field(default_factory=dict)
-    trained: Mapping[str, str] = field(default_factory=dict)
+    trained: Mapping[str, str | list[str]] = field(default_factory=dict)
     data: str = PHOTOGRAPHS
     data_dir: str | None = None
     calibration_images: int = 64
@@ -71,12 +71,19 @@ class SweepConfig:
             object.__setattr__(self, name, tuple(value) if isinstance(value, (list, tuple)) else (value,))
         if bool(self.methods) != (self.model is not None) or not (self.methods or self.trained):
             raise ValueError("a sweep needs a model and methods, or trained folders, or both")
-        if wrong := [share for share in self.shares if not isinstance(share, (int, float)) or not 0 < share < 1]:
-            raise ValueError(f"shares are of the unpruned model's MACs, between 0 and 1, got {wrong[0]!r}")
+        check_shares(self.shares)
         if self.trained and self.data == PHOTOGRAPHS:
             raise ValueError("trained folders are compared by accuracy: give data, e.g. fashion-mnist, and data_dir")
         for label, entries in self.methods.items():
             check_entries(label, entries)
+
+
+def check_shares(shares: Sequence) -> None:
+    """Raises: ValueError for what is no list, and for the first that is no share."""
+    if not isinstance(shares, (list, tuple)):
+        raise ValueError(f"shares must be a list, got {shares!r:.80}")
+    if wrong := [share for share in shares if not isinstance(share, (int, float)) or not 0 < share < 1]:
+        raise ValueError(f"shares are of the unpruned model's MACs, between 0 and 1, got {wrong[0]!r}")
 
 
 def check_entries(label: str, entries: object) -> None:
@@ -88,11 +95,16 @@ def check_entries(label: str, entries: object) -> None:
     if not isinstance(listed, list) or not listed or not all(isinstance(entry, Mapping) and "name" in entry for entry in listed):
         raise ValueError(f"method {label} must be a list of entries such as {{name: tome, r: auto}}, or {{search: [...]}} of them, got {entries!r:.80}")
     try:
-        for entry in listed:
-            configured(entry, ANY)
+        configs = [configured(entry, ANY) for entry in listed]
+        if searched:
+            check_shares(entries.get("shares", ()))
+            knobs_of(configs)
     except (TypeError, ValueError) as error:
         raise ValueError(f"method {label}: {error}") from None
-    if not searched and not any(AUTO in entry.values() for entry in listed):
+    has_auto = any(AUTO in entry.values() for entry in listed)
+    if searched and has_auto:
+        raise ValueError(f"method {label}: a search turns the dials itself: leave out auto")
+    if not searched and not has_auto:
         raise ValueError(f"method {label} has no dial on auto: nothing would bring it to a share")
 
 
@@ -109,7 +121,7 @@ def configured(entry: Entry, turned: Mapping[str, object]) -> Searchable:
 
 def load_sweep(path: str | Path, **given: object) -> SweepConfig:
     """A sweep from its YAML file; what is given goes before it. Raises: OSError; ValueError that names the file and what is wrong."""
-    values = {key.replace("-", "_"): value for key, value in load_yaml(path).items()}
+    values = {str(key).replace("-", "_"): value for key, value in load_yaml(path).items()}
     try:
         for key in values:
             check_name("key", key, [item.name for item in fields(SweepConfig)])

@@ -28,14 +28,17 @@ class Half(NamedTuple):
 
 
 class Photographs:
-    """Mean cosine of the features with the unpruned model's, on twelve photographs: one half calibrates, the other is judged, both ways round."""
+    """Mean cosine of the features with the unpruned model's, on twelve photographs: one half calibrates, the other is judged, both ways round.
+
+    Two crops of each photograph calibrate; the first of them is searched on, or judged.
+    """
 
     def __init__(self, model: nn.Module, size: tuple[int, int]) -> None:
         batches = photograph_batches(model, size[0], CROPS, names=TWELVE)
-        expected = [self.features(model, images) for images in batches]
-        judged = list(zip(batches, expected, strict=True))
-        self.halves = [Half(batches[here::2], [images[:1] for images in batches[here::2]], judged[1 - here :: 2]) for here in (0, 1)]
-        self.count = sum(map(len, batches))
+        firsts = [images[:1] for images in batches]
+        judged = [(images, self.features(model, images)) for images in firsts]
+        self.halves = [Half(batches[here::2], firsts[here::2], judged[1 - here :: 2]) for here in (0, 1)]
+        self.count = len(batches)
 
     @staticmethod
     @torch.no_grad()

@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import torch
@@ -86,8 +86,17 @@ def points_of(config: SweepConfig) -> list[Point]:
 
 
 def own_size(config: SweepConfig) -> int:
-    model = unpruned(config, None) if config.methods else load(next(iter(config.trained.values())))
+    model = unpruned(config, None) if config.methods else load(first_folder(config))
     return image_size(model)[0]
+
+
+def folders_of(config: SweepConfig, label: str) -> list[str]:
+    folders = config.trained[label]
+    return [folders] if isinstance(folders, str) else list(folders)
+
+
+def first_folder(config: SweepConfig) -> str:
+    return folders_of(config, next(iter(config.trained)))[0]
 
 
 def unpruned(config: SweepConfig, size: int | None) -> nn.Module:
@@ -108,7 +117,7 @@ def measured(config: SweepConfig, points: list[Point], rows: Mapping[Point, dict
         bench = SizeBench(config, size)
         for point in [point for point in points if point.img_size == size]:
             bar.set_description(f"{size} px, {point.method}{'' if point.share is None else f' {point.share:g}'}")
-            yield point, bench.row(point) if point not in rows else rows[point] | bench.latency(bench.model(point, 0)[0])
+            yield point, bench.row(point) if point not in rows else rows[point] | bench.latency(next(bench.models(point))[1])
 
 
 class SizeBench:
@@ -116,7 +125,7 @@ class SizeBench:
 
     def __init__(self, config: SweepConfig, size: int) -> None:
         self.config, self.size = config, (size, size)
-        self.baseline = unpruned(config, size) if config.methods else load(next(iter(config.trained.values()))).eval()
+        self.baseline = unpruned(config, size) if config.methods else load(first_folder(config)).eval()
         self.judge: Photographs | Labelled = judge_for(config, self.baseline, self.size)
         self.calibrated = [self.copy(half.calibration) for half in self.judge.halves]  # one for each half
         self.searches: dict[tuple[str, int], Search] = {}
@@ -128,16 +137,31 @@ class SizeBench:
 
     def row(self, point: Point) -> dict:
         """Raises: whatever `patch`, `prune` and the counting raise for a method that does not fit the model."""
-        halves = range(len(self.judge.halves))
+        results, hows, first = [], [], None
         try:
-            made = [self.model(point, half) for half in halves]
+            for half, model, how in self.models(point):
+                results.append(self.result(model, half))
+                hows.append(how)
+                first = first or model
         except OutOfReach as error:
             return self.cells(point, how="", note=str(error))
-        results = [self.result(model, self.judge.halves[half]) for half, (model, _) in zip(halves, made, strict=True)]
         values = {key: None if results[0][key] is None else fmean(result[key] for result in results) for key in results[0]}
+        if len(self.seeds(point)) > 1:
+            values["top1_std"] = stdev(result["top1"] for result in results)
         if self.config.latency and point.method != UNPRUNED:
-            values |= self.latency(made[0][0])
-        return self.cells(point, how=" | ".join(dict.fromkeys(how for _, how in made)), **values)
+            values |= self.latency(first)
+        return self.cells(point, how=" | ".join(dict.fromkeys(hows)), **values)
+
+    def seeds(self, point: Point) -> list[str]:
+        """The folders of a trained point, one for each seed."""
+        return folders_of(self.config, point.method) if point.method in self.config.trained else []
+
+    def models(self, point: Point) -> Iterator[tuple[Half, nn.Module, str]]:
+        """What is judged, on what, and its settings in words: a trained model per seed, or the method calibrated on each half. Raises: OutOfReach."""
+        for folder in self.seeds(point):
+            yield self.judge.halves[0], load(folder).eval(), folder
+        for half in range(len(self.judge.halves)) if not self.seeds(point) else ():
+            yield self.judge.halves[half], *self.model(point, half)
 
     def result(self, model: nn.Module, half: Half) -> dict[str, float | None]:
         cost = macs(model, self.size)
@@ -146,9 +170,6 @@ class SizeBench:
 
     def model(self, point: Point, half: int) -> tuple[nn.Module, str]:
         """The model of a point, calibrated on one half, and its settings in words. Raises: OutOfReach."""
-        if point.method in self.config.trained:
-            folder = self.config.trained[point.method]
-            return load(folder).eval(), folder
         if point.share is None:
             return self.baseline, ""
         entries, baseline, calibration = self.config.methods[point.method], self.calibrated[half], self.judge.halves[half].calibration
@@ -202,7 +223,8 @@ class SizeBench:
             "img_size": point.img_size,
             "training": TRAINED if is_trained else OFF_THE_SHELF,
             "how": values.get("how"),
-            **{key: values.get(key) for key in ("macs", "macs_share", "parameters", *COLUMNS)},
+            **{key: values.get(key) for key in ("macs", "macs_share", "parameters", *COLUMNS, "top1_std")},
+            "seeds": max(1, len(self.seeds(point))),
             **{key: values.get(key) for key in ("latency_ms", "latency_share", "latency_low", "latency_high", "noise", "peak_mib")},
             "images": self.judge.count,
             "batch_size": 1,

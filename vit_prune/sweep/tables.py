@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from vit_prune.measure.report import text_table
 
-HEADERS = ("method", "px", "target", "MACs", "patch cosine", "prefix cosine", "top-1", "top-5", "time", "ms", "peak MiB", "training", "note")
+HEADERS = ("method", "px", "target", "MACs", "patch cosine", "prefix cosine", "top-1", "std", "top-5", "time", "ms", "peak MiB", "training", "note")
 
 
 def sweep_table(rows: Sequence[Mapping]) -> str:
@@ -18,6 +18,7 @@ def sweep_table(rows: Sequence[Mapping]) -> str:
             number(row["patch_cosine"], ".5f"),
             number(row["prefix_cosine"], ".5f"),
             number(row["top1"], ".2f"),
+            number(row["top1_std"], ".2f"),
             number(row["top5"], ".2f"),
             number(row["latency_share"], ".3f"),
             number(row["latency_ms"], ".1f"),
