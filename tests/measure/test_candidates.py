@@ -6,6 +6,7 @@ from tests.helpers import tiny_named
 from vit_prune.measure.candidates import build, own_name, unpruned
 from vit_prune.measure.config import LatencyConfig
 from vit_prune.measure.inputs import image_size
+from vit_prune.measure.macs import macs
 from vit_prune.measure.plan import candidates_of
 from vit_prune.methods.stack import columns_methods, prune_stacks
 
@@ -62,6 +63,15 @@ def test_a_plain_model_takes_methods_and_keeps_columns_from_everywhere():
     assert [method.keep_ratio for method in columns_methods(model)] == [0.5] * 6
     assert all(stack.token_bias.weight.any() for stack in prune_stacks(model))
     assert model(torch.randn(1, 3, 28, 28)).isfinite().all()
+
+
+def test_a_plain_model_is_given_merging_alone_or_beside_columns():
+    alone = build(MINI, methods={"tome_r": "3"})
+    assert [[method.config.name for method in stack.children()] for stack in prune_stacks(alone)] == [["tome"]] * 6
+    both = build(MINI, methods={"tome_r": "3", "keep": "0.5", "importance": "prob", "sampling": "systematic"})
+    assert [[method.config.name for method in stack.children()] for stack in prune_stacks(both)] == [["token_bias", "columns", "tome"]] * 6
+    assert macs(both).total < macs(alone).total < macs(build(MINI)).total
+    assert both(torch.randn(1, 3, 28, 28)).isfinite().all()
 
 
 def test_trained_biases_are_left_as_they_are(folder):

@@ -51,6 +51,7 @@ from vit_prune.train.config import TrainConfig
         ({"rule": "mass"}, "rule mass takes tau"),
         ({"rule": "mass", "tau": 0.9, "eval_keep": 0.5}, "eval_keep belongs to the rule topk"),
         ({"query_key_free": -1}, "query_key_free must be a number of blocks >= 0"),
+        ({"tome_r": "fast"}, "^tome_r: r must be a number of merges"),
         ({"epochs": 3, "warmup_epochs": 3}, "warmup_epochs must be less than epochs, got 3 of 3"),
         ({"mixup": 0.8, "batch_size": 3}, "batch_size must be even, got 3"),
         ({"model_kwargs": {"keep": 0.5}}, "model_kwargs repeats keep"),

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from vit_prune import checkpoint
-from vit_prune.methods.stack import columns_methods
+from vit_prune.methods.stack import columns_methods, prune_stacks
 from vit_prune.train import build
 from vit_prune.train import run as run_module
 from vit_prune.train.engine import TrainingDiverged
@@ -179,6 +179,18 @@ def test_a_layer_file_says_what_each_block_keeps_and_what_its_bias_does(tiny_con
     assert float(rows[0]["kept_mass"]) == 1
     assert 0 < float(rows[1]["kept_mass"]) < 1
     assert float(rows[1]["weight_norm"]) > 0
+
+
+@pytest.mark.parametrize("model", ["vit_mini28", "vit_mini28_bias"])
+def test_tokens_merge_in_training_and_in_what_is_saved(tiny_config, model):
+    keep = {"keep": "1,.5"} if model == "vit_mini28_bias" else {}
+    folder = Path(run(tiny_config(model=model, tome_r="1,0", **keep))["folder"])
+    loaded = checkpoint.load(folder / "last").eval()
+    images = torch.randn(2, 3, *loaded.patch_embed.img_size)
+    assert loaded.merged_features(images)[1].sizes.shape == (2, 4)  # of 4 patches and the class token
+    learnt = [stack.token_bias.weight.any() for stack in prune_stacks(loaded) if hasattr(stack, "token_bias")]
+    assert len(learnt) == (2 if keep else 0)
+    assert all(learnt)
 
 
 def test_a_dense_model_has_no_layer_file(tiny_config):
