@@ -74,11 +74,6 @@ def macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, *, num
     return result
 
 
-def block_macs(model: nn.Module, index: int, num_tokens: int) -> BlockMacs:
-    """MACs of one block, patched or not, on num_tokens tokens: for a search, which sets one block after the other."""
-    return _block(Sheet(model), model.blocks[index], num_tokens, None, whole=num_tokens)
-
-
 class Sheet:
     """The products entered so far, so that no weight is left out: `check_complete` names the first that is."""
 
@@ -111,6 +106,17 @@ class Sheet:
             if missed and any(parameter.ndim > 1 for parameter in module.parameters(recurse=False)):
                 kind = f"{type(module).__module__}.{type(module).__qualname__}"
                 raise TypeError(f"{self.names[module]} is {kind}, which holds a matrix where the closed form knows of none")
+
+
+class BlockCounter:
+    """Counts single blocks of a model, at any number of tokens, over and over: for a search."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.sheet = Sheet(model)
+
+    def __call__(self, index: int, num_tokens: int) -> BlockMacs:
+        """One block as it is set now."""
+        return _block(self.sheet, self.sheet.model.blocks[index], num_tokens, None, whole=num_tokens)
 
 
 def _embeds(sheet: Sheet) -> nn.Module:

@@ -31,7 +31,7 @@ def search(
     methods: Searchable | Sequence[Searchable],
     *,
     fidelity: str = "features",
-    exchanges: int = 2,
+    exchanges: int = 3,
 ) -> Found:
     """The settings of `methods` that lose least at a cost, one for each block.
 
@@ -83,7 +83,7 @@ class Search:
         with progress(what, total=len(changes) * len(self.batches)) as bar:
             return self.bench.single_losses(state, changes, bar.update)
 
-    def find(self, target: str, *, exchanges: int = 2) -> Found:
+    def find(self, target: str, *, exchanges: int = 3) -> Found:
         """The state that loses least at the target, as a recipe. Raises: ValueError as `search`."""
         kind, share = parse_target(target)
         if kind == "macs":
@@ -95,7 +95,13 @@ class Search:
         """Blocks that were timed alone do not quite add up to a model: what is asked of them is corrected by what the whole model then takes."""
         asked, tried = share, []
         for _ in range(CORRECTIONS):
-            found = self._found(target, self._best(cost, asked, exchanges if not tried else 0), cost)
+            try:
+                state = self._best(cost, asked, exchanges if not tried else 0)
+            except CannotReach:
+                if not tried:
+                    raise
+                break
+            found = self._found(target, state, cost)
             tried.append(found)
             if abs(found.measured - share) <= CLOSE:
                 break
@@ -113,7 +119,8 @@ class Search:
         )
         if not isinstance(cost, LatencyCost):
             return found
-        pruned = found.apply(copy.deepcopy(self.model), self.batches if found.plan is not None and needs_calibration(found.methods) else None)
+        is_stale = found.plan is not None and getattr(self.model, "calibration", None)
+        pruned = found.apply(copy.deepcopy(self.model), self.batches if is_stale else None)
         return Found(**{**vars(found), "measured": cost.measure(pruned)})
 
     def _best(self, cost: MacsCost, target: float, exchanges: int) -> State:
@@ -209,6 +216,8 @@ def batches_of(model: nn.Module, loader: Iterable, fidelity: str) -> list[Batch]
         raise ValueError("the loader gave no batch: nothing to search on")
     if len({images.shape[-2:] for images, _ in batches}) > 1:
         raise ValueError("the images must be of one size: what a state costs depends on it")
+    if fidelity != "features" and not model.num_classes:
+        raise ValueError(f"fidelity {fidelity} needs a classifier, and this model has none: take features")
     if fidelity == "labels" and any(labels is None for _, labels in batches):
         raise ValueError("fidelity labels needs batches (images, labels)")
     return batches

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from vit_prune.fuse import fuse
+from vit_prune.measure.clock import clock_for
 from vit_prune.measure.latency import paired_latency
-from vit_prune.measure.macs import block_macs, macs
+from vit_prune.measure.macs import BlockCounter, macs
 from vit_prune.measure.result import BlockMacs
+from vit_prune.methods.stack import prune_stacks
 from vit_prune.methods.state import Tokens
 from vit_prune.methods.units import num_channels
 from vit_prune.search.bench import Bench
@@ -28,7 +30,7 @@ class MacsCost:
         bench.set(bench.dense)
         counted = macs(model, img_size)
         self.num_tokens, self.outside, self.whole = counted.num_tokens, counted.outside, counted.dense
-        self.parts = cache(self._parts)
+        self.counter, self.priced = BlockCounter(model), cache(self._priced)
 
     def share(self, state: State) -> float:
         """Of the unpruned model's cost."""
@@ -38,23 +40,28 @@ class MacsCost:
         """Each block's cost, at the tokens that the blocks before have left."""
         costs, left = [], self.num_tokens
         for index, setting in enumerate(state):
-            parts, merged = self.parts(index, left, setting)
-            costs.append(self.price(parts, left, setting))
+            cost, merged = self.priced(index, left, setting)
+            costs.append(cost)
             left -= merged
         return costs
+
+    def _priced(self, index: int, num_tokens: int, setting: Setting) -> tuple[float, int]:
+        """The cost of one block, and tokens merged away."""
+        parts, merged = self.parts(index, num_tokens, setting)
+        return self.price(parts, num_tokens, setting), merged
 
     def price(self, parts: dict[str, float], num_tokens: int, setting: Setting) -> float:
         """Of one block."""
         return sum(parts.values())
 
-    def _parts(self, index: int, num_tokens: int, setting: Setting) -> tuple[dict[str, float], int]:
+    def parts(self, index: int, num_tokens: int, setting: Setting) -> tuple[dict[str, float], int]:
         """MACs by part, and tokens merged away."""
         block = self.bench.model.blocks[index]
         stack = block.attn.prune
         stack.tome.r = setting.r
         for method in stack.choosers:
             method.keep_ratio = setting.keep
-        counted: BlockMacs = block_macs(self.bench.model, index, num_tokens)
+        counted: BlockMacs = self.counter(index, num_tokens)
         heads = 1 - setting.heads / block.attn.num_heads
         channels = 1 - setting.channels / num_channels(block.mlp) if setting.channels else 1.0
         shares = {**dict.fromkeys(BY_HEADS, heads), "mlp": channels}
@@ -66,7 +73,8 @@ class LatencyCost(MacsCost):
 
     def __init__(self, bench: Bench, img_size: tuple[int, int], plain: nn.Module) -> None:
         super().__init__(bench, img_size)
-        self.plain, self.image = plain, torch.randn(1, plain.patch_embed.proj.in_channels, *img_size).to(next(plain.parameters()))
+        self.plain, self.image = plain, torch.randn(1, getattr(plain, "in_chans", 3), *img_size).to(next(plain.parameters()))
+        self.clock = clock_for(self.image.device)
         self._fit()
 
     def price(self, parts: dict[str, float], num_tokens: int, setting: Setting) -> float:
@@ -86,7 +94,7 @@ class LatencyCost(MacsCost):
         calls["block"] = lambda: block(x)
         for num_tokens, setting in settings:
             calls[f"{num_tokens} {setting}"] = self._call(middle, num_tokens, setting)
-        times = paired_latency(calls, runs=RUNS, warmup=WARMUP).medians_ms
+        times = paired_latency(calls, runs=RUNS, warmup=WARMUP, clock=self.clock).medians_ms
         whole, one = times["dense"], times["block"]
         measured = torch.tensor([times[f"{num_tokens} {setting}"] for num_tokens, setting in settings], dtype=torch.float64)
         rows = torch.stack([self._features(self.parts(middle, num_tokens, setting)[0], num_tokens, setting) for num_tokens, setting in settings])
@@ -103,8 +111,9 @@ class LatencyCost(MacsCost):
     @torch.no_grad()
     def measure(self, found: nn.Module) -> float:
         """Time of the found model over that of the unpruned one, in turn: the median of the ratios."""
-        fast = fuse(copy.deepcopy(found).eval())
-        timed = paired_latency({"found": lambda: fast(self.image), "dense": lambda: self.plain(self.image)}, runs=2 * RUNS + 1, warmup=WARMUP)
+        fast = copy.deepcopy(found).eval()
+        fast = fuse(fast) if prune_stacks(fast) else fast
+        timed = paired_latency({"found": lambda: fast(self.image), "dense": lambda: self.plain(self.image)}, runs=2 * RUNS + 1, warmup=WARMUP, clock=self.clock)
         return timed.ratio("found", "dense").median
 
 

@@ -45,6 +45,8 @@ class Found:
         Raises: ValueError where a calibration is needed, and there is neither one nor a loader.
         """
         if self.plan is not None:
+            if loader is not None and getattr(model, "calibration", None):
+                del model.calibration  # made anew below
             prune(model, self.plan)
         if loader is not None:
             calibrate(model, loader)
@@ -78,9 +80,14 @@ def load_found(path: str | Path) -> Found:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(values, dict) or set(values) != set(KEYS):
         raise ValueError(f"{path} is not a recipe of vp.search: it must have {', '.join(KEYS)}")
-    methods = tuple(method_from(entry, path) for entry in values.pop("methods"))
-    plan = values.pop("prune_plan")
-    return Found(methods=methods, plan=None if plan is None else PrunePlan.from_dict(plan), **values)
+    entries, plan = values.pop("methods"), values.pop("prune_plan")
+    if not isinstance(entries, list):
+        raise ValueError(f"{path}: methods must be a list, got {entries!r:.80}")
+    methods = tuple(method_from(entry, path) for entry in entries)
+    try:
+        return Found(methods=methods, plan=None if plan is None else PrunePlan.from_dict(plan), **values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def text_of(found: Found) -> str:

@@ -70,12 +70,22 @@ def steps(
     """(cost saved per loss, what is turned, to which place of its curve, the state then), for every move that saves."""
     for (knob, block), now in places.items():
         curve = curves[knob, block]
-        for place in range(now + 1, len(curve)):
+        for place in ahead(now, len(curve)):
             after = changed(state, block, knob, curve[place][0])
             saved = share - cost.share(after)
             if saved > 0:
                 lost = weights[knob] * max(curve[place][1] - curve[now][1], LEAST_LOSS)
                 yield saved / lost, (knob, block), place, after
+
+
+def ahead(now: int, count: int) -> Iterator[int]:
+    """The next places of a curve of so many: 1, 2, 4, 8, ... away, and the last."""
+    distance = 1
+    while now + distance < count - 1:
+        yield now + distance
+        distance *= 2
+    if now < count - 1:
+        yield count - 1
 
 
 def changed(state: State, block: int, knob: str, value: float) -> State:

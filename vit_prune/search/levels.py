@@ -1,6 +1,6 @@
 """What a search may set in one block, and how strong each setting can be.
 
-Four knobs: keep (Columns), r (ToMe), heads and channels (L1, Taylor: how many are removed, the weakest first).
+Four knobs: keep (Columns), r (ToMe), heads and channels (L1: how many are removed, the weakest first).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,20 @@ from torch import Tensor, nn
 
 from vit_prune.methods.base import MethodConfig
 from vit_prune.methods.columns import Columns
-from vit_prune.methods.l1 import CHANNEL_GROUP, L1, BlockPlan, PrunePlan, Taylor
+from vit_prune.methods.l1 import CHANNEL_GROUP, L1, PrunePlan, Taylor
 from vit_prune.methods.tome import ToMe
 from vit_prune.methods.units import channel_units, head_units, num_channels
+from vit_prune.prune import composed, plan_of
 
 KEEP = (1.0, 0.75, 0.5, 0.3)
 MERGED = (0.0, 0.03, 0.06)  # of the patches of the image, per block
 CUT_CHANNELS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 
+PLACES = 24  # of a curve, about: more would take longer to go through, and reach no nearer
 STEP = 0.15  # of a knob's range: how far exchanges look
 GRAIN = {"keep": 0.01, "r": 1, "heads": 1, "channels": CHANNEL_GROUP}  # the finest step of each knob
 
-Searchable = MethodConfig | L1 | Taylor
+Searchable = MethodConfig | L1
 
 
 class Setting(NamedTuple):
@@ -38,14 +40,18 @@ State = tuple[Setting, ...]  # one Setting per block
 
 
 def knobs_of(methods: Sequence[Searchable]) -> tuple[str, ...]:
-    """The knobs that the methods turn. Raises: TypeError for a method that has none, ValueError for two of one kind."""
+    """The knobs that the methods turn. Raises: TypeError for what is no method; ValueError for two of one kind, for methods without a knob."""
     knobs: list[str] = []
     for method in methods:
         if isinstance(method, Columns):
+            if method.rule != "topk":
+                raise ValueError(f"a search turns keep, and the rule {method.rule} takes tau: give Columns of the rule topk")
             knobs.append("keep")
         elif isinstance(method, ToMe):
             knobs.append("r")
-        elif isinstance(method, (L1, Taylor)):
+        elif isinstance(method, Taylor):
+            raise ValueError("a search ranks heads and channels by L1: give L1, and let vp.prune rank by Taylor")
+        elif isinstance(method, L1):
             knobs += [knob for knob, share in (("heads", method.heads), ("channels", method.mlp)) if share]
         elif not isinstance(method, MethodConfig):
             raise TypeError(f"methods must be configs such as ToMe(), Columns(...) or L1(...), got {method!r}")
@@ -70,11 +76,11 @@ def levels_of(model: nn.Module, knobs: Sequence[str], num_patches: int) -> dict[
 
 
 def finer(knob: str, values: Sequence[float], losses: Sequence[float]) -> list[tuple[float, float]]:
-    """(value, loss) at every value that the knob can take between these; losses are interpolated, and rise."""
-    curve, worst = {rounded(knob, values[0]): 0.0}, 0.0
+    """(value, loss) at some two dozen values that the knob can take between these; losses are interpolated, and rise."""
+    curve, worst, span = {rounded(knob, values[0]): 0.0}, 0.0, abs(values[-1] - values[0])
     for here in range(1, len(values)):
         first, last = values[here - 1], values[here]
-        parts = max(1, round(abs(last - first) / GRAIN[knob]))
+        parts = max(1, round(abs(last - first) / max(GRAIN[knob], span / PLACES)))
         for part in range(1, parts + 1):
             worst = max(worst, losses[here - 1] + (losses[here] - losses[here - 1]) * part / parts)
             curve.setdefault(rounded(knob, first + (last - first) * part / parts), worst)
@@ -122,13 +128,13 @@ def orders_of(model: nn.Module, knobs: Sequence[str]) -> list[Order]:
 
 
 def plan_from(model: nn.Module, state: State, orders: Sequence[Order]) -> PrunePlan | None:
-    """The plan that cuts what the state says; None where it cuts nothing."""
+    """The plan that cuts what the state says, in the numbering of the original model; None where it cuts nothing."""
     if not any(setting.heads or setting.channels for setting in state):
         return None
     plans = []
-    for block, setting, order in zip(model.blocks, state, orders, strict=True):
-        heads, channels = block.attn.num_heads, num_channels(block.mlp)
+    for block, before, setting, order in zip(model.blocks, plan_of(model).blocks, state, orders, strict=True):
+        counts = block.attn.num_heads, num_channels(block.mlp)
         gone = set(order.heads[: setting.heads].tolist()), set(order.channels[: setting.channels].tolist())
-        kept = [tuple(unit for unit in range(count) if unit not in lost) for count, lost in zip((heads, channels), gone, strict=True)]
-        plans.append(BlockPlan(heads, kept[0], channels, kept[1]))
+        kept = [tuple(unit for unit in range(count) if unit not in lost) for count, lost in zip(counts, gone, strict=True)]
+        plans.append(composed(before, (kept[0], kept[1])))
     return PrunePlan(tuple(plans))

@@ -43,7 +43,8 @@ def draw_panel(panel, rows: Sequence[Mapping], axis: str, quality: str) -> None:
     panel.set_xlabel(AXES[axis])
     panel.set_ylabel(QUALITY[quality])
     panel.grid(alpha=0.3)
-    panel.legend(fontsize=6)
+    if panel.lines:
+        panel.legend(fontsize=6)
 
 
 def value(row: Mapping, quality: str) -> float:

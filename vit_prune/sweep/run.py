@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
 
 def run_sweep(config: SweepConfig) -> list[dict]:
-    """The rows of the whole sweep, those of an earlier start among them.
+    """The rows of the whole sweep as the file holds them, those of an earlier start among them.
 
     Raises: ValueError or OSError before the first point for what can be known then.
     """
@@ -66,7 +66,7 @@ def run_sweep(config: SweepConfig) -> list[dict]:
             rows[point] = row
             write_atomically(path, as_csv(list(rows.values())))
             bar.update()
-    return list(rows.values())
+    return read_rows(path)
 
 
 def is_finished(row: Mapping | None, config: SweepConfig) -> bool:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import nn
 
 from vit_prune.calibrate import calibrate
@@ -52,9 +53,9 @@ def pruned(model: nn.Module, entries: Sequence[Entry], dials: Sequence[Mapping[s
         if getattr(changed, "calibration", None):
             del changed.calibration
         prune(changed, config)
-    if cuts and loader is not None:
-        calibrate(changed, loader)
     methods = [config for config in configs if is_method(config)]
+    if cuts and methods and loader is not None:
+        calibrate(changed, loader)
     return patch(changed, methods) if methods else changed
 
 
@@ -64,8 +65,8 @@ def share_at(model: nn.Module, entries: Sequence[Entry], strength: float, img_si
     dials = [turned(entry, strength, model, num_patches) for entry in entries]
     if any(given and not any(given.values()) for entry, given in zip(entries, dials, strict=True) if entry["name"] == "l1"):
         return 1.0
-    changed = pruned(model, entries, dials)
-    return macs(changed, img_size).total / whole
+    blank = torch.zeros(1, getattr(model, "in_chans", 3), *img_size)  # what a calibration holds changes no MACs
+    return macs(pruned(model, entries, dials, [blank]), img_size).total / whole
 
 
 def strength_for(model: nn.Module, entries: Sequence[Entry], share: float, img_size: tuple[int, int]) -> list[dict[str, object]]:
