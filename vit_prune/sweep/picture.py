@@ -27,12 +27,14 @@ def draw_frontier(rows: Sequence[Mapping], path: Path, title: str) -> Path | Non
             panel.set_title(f"{size} px", fontsize=10)
     figure.suptitle(title, fontsize=11)
     unfinished = path.with_name(f".{path.name}.unfinished")
-    figure.savefig(unfinished, dpi=120, format="png")
+    figure.savefig(unfinished, dpi=90, format="png")
     unfinished.replace(path)
     return path
 
 
 def draw_panel(panel, rows: Sequence[Mapping], axis: str, quality: str) -> None:
+    if quality == "patch_cosine":
+        rows = [row for row in rows if filled(row, "target_share")]  # the unpruned model itself loses nothing, which no logarithm shows
     for place, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
         points = sorted((float(row[axis]), value(row, quality)) for row in rows if row["method"] == method and filled(row, axis) and filled(row, quality))
         if points:
