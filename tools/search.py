@@ -21,9 +21,9 @@ from vit_prune.methods.columns import Columns
 from vit_prune.methods.tome import ToMe
 from vit_prune.prune import plan_of
 from vit_prune.search import Found, Search, parse_target
+from vit_prune.sweep.bench import unpruned
 from vit_prune.sweep.config import PHOTOGRAPHS, SEARCH, SweepConfig, configured
 from vit_prune.sweep.judge import Labelled
-from vit_prune.sweep.run import unpruned
 from vit_prune.train.cli import main
 
 ENTRIES = {

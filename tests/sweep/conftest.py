@@ -7,7 +7,7 @@ import torch
 import vit_prune as vp
 from tests.helpers import single_thread
 from vit_prune.analysis.noop import perturb
-from vit_prune.sweep import run
+from vit_prune.sweep import bench
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 4}
 
@@ -42,7 +42,7 @@ def small(monkeypatch):
         asked.append((name, pretrained, kwargs))
         return tiny(name, **kwargs)
 
-    monkeypatch.setattr(run, "build_model", build)
+    monkeypatch.setattr(bench, "build_model", build)
     return asked
 
 

@@ -12,9 +12,10 @@ import vit_prune as vp
 from tests.sweep.conftest import tiny
 from vit_prune.measure.macs import macs
 from vit_prune.search import load_found
+from vit_prune.sweep.bench import SizeBench
 from vit_prune.sweep.config import SweepConfig
 from vit_prune.sweep.judge import Labelled, Photographs
-from vit_prune.sweep.run import FILE, SizeBench, points_of, run_sweep
+from vit_prune.sweep.run import FILE, points_of, run_sweep
 from vit_prune.sweep.tables import sweep_table
 from vit_prune.train.data import create_dataset
 from vit_prune.train.evaluation.accuracy import evaluate
@@ -101,7 +102,7 @@ def test_a_start_with_more_shares_runs_only_these(config, monkeypatch):
 def test_a_search_that_was_made_is_taken_from_its_file(config, monkeypatch):
     run_sweep(config)
     (Path(config.output) / FILE).unlink()
-    monkeypatch.setattr("vit_prune.sweep.run.Search", lambda *_: pytest.fail("searched again"))
+    monkeypatch.setattr("vit_prune.sweep.bench.Search", lambda *_: pytest.fail("searched again"))
     assert len(run_sweep(config)) == 6
 
 
