@@ -1,6 +1,6 @@
 """timm's models with what merged tokens stand for carried from block to block, and all tokens back at the end.
 
-B batch, N tokens now, N0 tokens at the first block, D width.  A line that differs from timm's ends in `# prune`.
+B batch, N tokens now, N0 tokens at the first block, D width.
 What comes out has N0 tokens, each with the value of the token that it is in. So timm's own heads do right: a mean over all tokens is the
 mean of the merged ones weighted by size, and maps have their grid.
 """

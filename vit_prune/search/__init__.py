@@ -14,14 +14,14 @@ from vit_prune.search.bench import FIDELITIES, Batch, Bench
 from vit_prune.search.cost import LatencyCost, MacsCost
 from vit_prune.search.found import Found, configured, load_found
 from vit_prune.search.greedy import CannotReach, Curves, descend, evenly
-from vit_prune.search.levels import Searchable, State, finer, knobs_of, levels_of, neighbours, orders_of, plan_from
+from vit_prune.search.levels import Searchable, Setting, State, finer, knobs_of, levels_of, neighbours, orders_of, plan_from
 
 __all__ = ["Found", "Search", "load_found", "search"]
 
 WEIGHTS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of one knob against the others
 CLOSE = 0.01  # a measured ratio of time is near enough to its target
 CORRECTIONS = 4
-RADII = (1.0, 0.5, 0.25)  # of exchanges, in levels
+RADII = (1.0, 0.5, 0.25)  # of exchanges, as shares of the way to the neighbours
 
 
 def search(
@@ -79,7 +79,8 @@ class Search:
         losses = iter(self.measured(self.bench.dense, changes, "each setting alone"))
         return {(knob, block): finer(knob, levels[knob], [0.0, *(next(losses) for _ in levels[knob][1:])]) for knob, block in keys}
 
-    def measured(self, state: State, changes: list, what: str) -> list[float]:
+    def measured(self, state: State, changes: list[tuple[int, Setting]], what: str) -> list[float]:
+        """What the model loses in `state` with one block set otherwise, for each change; with a bar that says what."""
         with progress(what, total=len(changes) * len(self.batches)) as bar:
             return self.bench.single_losses(state, changes, bar.update)
 
@@ -88,7 +89,7 @@ class Search:
         kind, share = parse_target(target)
         if kind == "macs":
             return self._found(target, self._best(self.macs, share, exchanges), self.macs)
-        cost = LatencyCost(self.bench, self.img_size, unpruned(self.model))
+        cost = LatencyCost(self.bench, self.img_size, copy.deepcopy(self.model).eval())
         return self._corrected(target, cost, share, exchanges)
 
     def _corrected(self, target: str, cost: LatencyCost, share: float, exchanges: int) -> Found:
@@ -149,7 +150,7 @@ class Search:
         return tried[state]
 
     def _exchanged(self, cost: MacsCost, target: float, state: State, tried: dict[State, float]) -> State:
-        """Measure what each knob would win and lose one level to either side, and descend again between these; the better state of the two."""
+        """Measure what each knob would win and lose a little to either side, and descend again between these; the better state of the two."""
         around = {(knob, block): neighbours(knob, self.levels[knob], getattr(state[block], knob)) for knob, block in self.curves}
         changes = [(block, state[block]._replace(**{knob: value})) for (knob, block), values in around.items() for value in values]
         losses = iter(self.measured(state, changes, "exchanges"))
@@ -226,8 +227,3 @@ def batches_of(model: nn.Module, loader: Iterable, fidelity: str) -> list[Batch]
 def needs_calibration(methods: Iterable[MethodConfig]) -> bool:
     """True where a method reads mean queries or principal directions."""
     return any(getattr(method, "importance", None) == "column_mean" or getattr(method, "needs_features", False) for method in methods)
-
-
-def unpruned(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode."""
-    return copy.deepcopy(model).eval()

@@ -4,7 +4,7 @@ n images, N0 tokens, D width.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -37,10 +37,10 @@ class Bench:
         self.batches, self.orders, self.fidelity = batches, orders, fidelity
         self.whole = [(block.attn.proj.weight.clone(), block.mlp.fc2.weight.clone()) if cuts(order) else None for block, order in self.pairs()]
         self.dense = (Setting(),) * len(self.model.blocks)
-        self.expected: list[Tensor] = []
         self.expected = [self.forward(images) for images, _ in batches]
 
-    def pairs(self):
+    def pairs(self) -> Iterator[tuple[nn.Module, Order]]:
+        """Each block with the order of its heads and channels."""
         return zip(self.model.blocks, self.orders, strict=True)
 
     def set(self, state: State) -> None:
@@ -112,4 +112,5 @@ class Bench:
 
 
 def cuts(order: Order) -> bool:
+    """True where heads or channels of the block may go."""
     return bool(len(order.heads) or len(order.channels))

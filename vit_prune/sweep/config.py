@@ -36,14 +36,22 @@ Entry = Mapping[str, object]
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """Args:
-    model: a name of timm's registry; None where folders alone are compared. checkpoint: its weights, "" for timm's pretrained ones.
-    img_size: pixels per side, one or several; none is the model's own. shares: targets for every method.
-    methods: by label, a list of entries, or {"search": entries}. trained: by label, a folder of vp.save, or one per seed.
-    data: "photographs" (fidelity to the unpruned model on sample photographs), or a data set of the trainer (top-1, top-5). data_dir: where it lies.
-    calibration_images: of the training split, for a data set; photographs are divided.
-    latency, memory: measure them too, paired with the unpruned model, fused, eager, batch 1, float32. runs: rounds, at the first size; larger images
-        take fewer. threads, device, seed, workers, batch_size: of accuracy. output: the folder; points that it holds are not run again.
+    """A sweep: a model and methods, trained folders, or both, and what they are judged by.
+
+    Args:
+        model: a name of timm's registry; None where folders alone are compared.
+        checkpoint: weights of the model; "" for timm's pretrained ones, None for a random start.
+        img_size: pixels per side, one or several; none is the model's own.
+        shares: of the unpruned model's MACs, targets for every method.
+        methods: by label, a list of entries, or {"search": entries}.
+        trained: by label, a folder of vp.save, or one per seed.
+        data: "photographs" (fidelity to the unpruned model on sample photographs), or a data set of the trainer (top-1, top-5).
+        data_dir: where the data set lies.
+        calibration_images: of the training split, for a data set; photographs are divided.
+        latency, memory: measure them too, paired with the unpruned model, fused, eager, batch 1, float32.
+        runs: rounds that are timed, at the first size; larger images take fewer.
+        batch_size, workers: of accuracy. threads, device, seed: of everything.
+        output: the folder; points that it holds are not run again.
     """
 
     model: str | None = None
