@@ -91,3 +91,19 @@ def test_a_loader_that_is_missing_wrong_or_not_asked_for_is_refused(how, given, 
         prune(model, how, **given)
     assert model.blocks[0].attn.num_heads == 4
     assert not model.training
+
+
+WRONG = {
+    "no classifier": ({"num_classes": 0}, None, "this model has no classifier"),
+    "labels beyond the classes": ({"num_classes": 3}, None, "the loader's labels go up to 4, the model has 3 classes"),
+    "a loss for each image": ({}, nn.CrossEntropyLoss(reduction="none"), "must return one number with a gradient"),
+    "no tensor": ({}, lambda logits, labels: 1.0, "must return one number with a gradient"),
+}
+
+
+@pytest.mark.parametrize(("kwargs", "loss", "sentence"), WRONG.values(), ids=WRONG)
+def test_what_gives_no_ranking_is_refused_and_nothing_is_cut(kwargs, loss, sentence):
+    model = tiny_vit(**kwargs)
+    with pytest.raises(ValueError, match=sentence):
+        prune(model, Taylor(0, 0.5), batches(), loss)
+    assert not hasattr(model, "prune_plan")

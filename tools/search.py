@@ -12,18 +12,14 @@ from typing import Literal
 
 import torch
 import tyro
-from torch import nn
 
-from vit_prune.analysis.photographs import TWELVE, photograph_batches
 from vit_prune.measure.inputs import image_size
-from vit_prune.measure.report import text_table
-from vit_prune.methods.columns import Columns
-from vit_prune.methods.tome import ToMe
-from vit_prune.prune import plan_of
-from vit_prune.search import Found, Search, parse_target
+from vit_prune.search import Search, parse_target
+from vit_prune.search.greedy import CannotReach
+from vit_prune.search.report import settings_table
 from vit_prune.sweep.bench import unpruned
 from vit_prune.sweep.config import PHOTOGRAPHS, SEARCH, SweepConfig, configured
-from vit_prune.sweep.judge import Labelled
+from vit_prune.sweep.judge import search_batches
 from vit_prune.train.cli import main
 
 ENTRIES = {
@@ -31,7 +27,6 @@ ENTRIES = {
     "columns": {"name": "columns", "importance": "column_mean", "dropped": "merge", "sampling": "systematic"},
     "l1": {"name": "l1", "heads": 0.5, "mlp": 0.5},
 }
-HEADERS = ("", "keep", "r", "heads", "MLP channels")
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class Flags:
 
 
 def as_sweep(flags: Flags) -> SweepConfig:
-    """For what builds the model and reads the data. Raises: ValueError for flags that do not go together."""
+    """What builds the model and reads the data. Raises: ValueError for flags that do not go together."""
     for target in flags.target:
         parse_target(target)
     if flags.pretrained and flags.checkpoint is not None:
@@ -67,29 +62,35 @@ def as_sweep(flags: Flags) -> SweepConfig:
     return SweepConfig(checkpoint="" if flags.pretrained else flags.checkpoint, methods=methods, calibration_images=flags.images, **same)
 
 
-def settings_table(model: nn.Module, found: Found) -> str:
-    """Of each block: the share of the columns that it keeps, tokens that it merges, heads and channels that it keeps."""
-    depth = len(model.blocks)
-    keep = next((method.keep.ratios(depth) for method in found.methods if isinstance(method, Columns)), (1.0,) * depth)
-    merges = next((method.counts(depth) for method in found.methods if isinstance(method, ToMe)), (0,) * depth)
-    cut = [(f"{len(block.heads)} of {block.num_heads}", f"{len(block.channels)} of {block.num_channels}") for block in (found.plan or plan_of(model)).blocks]
-    return text_table(HEADERS, [(f"blocks.{index}", f"{keep[index]:g}", str(merges[index]), *cut[index]) for index in range(depth)])
+def free_path(output: Path, target: str) -> Path:
+    """Raises: FileExistsError where there is a recipe already."""
+    path = output / f"{target.replace(':', '-')}.yaml"
+    if path.exists():
+        raise FileExistsError(f"{path} is there already: give another --output, or remove it")
+    return path
 
 
 def run() -> None:
     flags = tyro.cli(Flags, description=__doc__)
     config = as_sweep(flags)
     torch.set_num_threads(flags.threads)
+    paths = {target: free_path(flags.output, target) for target in flags.target}
     model = unpruned(config, flags.img_size)
     size = image_size(model)[0]
-    batches = photograph_batches(model, size, 1, names=TWELVE)[: flags.images] if flags.data == PHOTOGRAPHS else Labelled(model, config).spread_out()
+    batches = search_batches(config, model, size, by_labels=flags.fidelity == "labels")
     search = Search(model, batches, [configured(ENTRIES[name], {}) for name in flags.methods], fidelity=flags.fidelity)
-    for target in flags.target:
-        found = search.find(target, exchanges=flags.exchanges)
-        path = flags.output / f"{target.replace(':', '-')}.yaml"
+    missed = []
+    for target, path in paths.items():
+        try:
+            found = search.find(target, exchanges=flags.exchanges)
+        except CannotReach as error:
+            missed.append(f"{target}: {error}")
+            continue
         found.save(path, comment=f"vp.search, {flags.model} at {size} px, {flags.data}, {flags.threads} thread(s), float32")
         measured = "" if found.measured is None else f", measured {found.measured:.3f}"
         print(f"{target}: predicted {found.share:.3f}{measured}, loss {found.loss:.5f} ({found.fidelity})\n\n{settings_table(model, found)}\n\nsaved: {path}\n")
+    if missed:
+        raise ValueError("; ".join(missed))
 
 
 if __name__ == "__main__":

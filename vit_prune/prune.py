@@ -152,16 +152,29 @@ def taylor_scores(model: nn.Module, wanted: Sequence[Units], loader: Iterable, l
     parameters = [parameter for units in wanted for parameter in units.parameters()]
     scores = [torch.zeros(units.count, dtype=torch.float64) for units in wanted]
     batches = 0
+    if loss is F.cross_entropy and not model.num_classes:
+        raise ValueError("Taylor ranks by cross-entropy, and this model has no classifier: give a loss of its features, or rank by L1")
     with evaluating(model, parameters), torch.enable_grad():
         for batch in loader:
             images, labels = images_and_labels(batch, parameters[0])
-            gradients = dict(zip(parameters, torch.autograd.grad(loss(model(images), labels), parameters, materialize_grads=True), strict=True))
+            value = loss_value(loss, model(images), labels)
+            gradients = dict(zip(parameters, torch.autograd.grad(value, parameters, materialize_grads=True), strict=True))
             for score, units in zip(scores, wanted, strict=True):
                 score += units.sums(lambda parameter: parameter.detach() * gradients[parameter], biases=True) ** 2  # noqa: B023  (called at once)
             batches += 1
     if not batches:
         raise ValueError("the loader gave no batch: Taylor has nothing to rank by")
     return scores
+
+
+def loss_value(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Raises: ValueError for labels that cross-entropy cannot take, and for a loss that gives no number to differentiate."""
+    if loss is F.cross_entropy and not labels.is_floating_point() and int(labels.max()) >= outputs.shape[-1]:
+        raise ValueError(f"the loader's labels go up to {int(labels.max())}, the model has {outputs.shape[-1]} classes")
+    value = loss(outputs, labels)
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise ValueError("the loss must return one number with a gradient, e.g. a mean over the batch")
+    return value
 
 
 def images_and_labels(batch: object, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -336,3 +336,24 @@ def test_evaluation_draws_do_not_depend_on_how_far_training_was(columns, tmp_pat
     assert torch.equal(model(images), expected)
     vp.save(model, tmp_path / "model")
     assert torch.equal(vp.load(tmp_path / "model").eval()(images), expected)
+
+
+@pytest.mark.parametrize("importance", ["column_mean", "class_attention"])
+@pytest.mark.parametrize("dropped", ["drop", "merge"])
+@torch.no_grad()
+def test_anticipated_logits_stay_finite_in_float16(importance, dropped):
+    model, images = calibrated(tiny_vit()), torch.randn(2, 3, 32, 32)
+    for block in model.blocks:
+        block.attn.qkv.weight[32:64] *= 4000.0 / block.attn.qkv.weight[32:64].abs().max()
+    expected = kept_indices(vp.patch(model, vp.Columns(keep=0.5, importance=importance, dropped=dropped)), images)[0]
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(kept_indices(model, images)[0].sort().values, expected.sort().values)
+        attn, x = model.blocks[0].attn, model.blocks[0].norm1(torch.randn(2, 17, 32))
+        assert attn.prune(x, attn=attn, mask=None).x.isfinite().all()
+
+
+@pytest.mark.filterwarnings("error:the token bias is all zero")
+def test_a_zero_bias_is_warned_of_where_ties_keep_the_top_and_not_where_a_sample_is_spread():
+    vp.patch(tiny_vit(), [vp.TokenBias(), vp.Columns(keep=0.5, importance="prob", sampling="systematic")])
+    with pytest.raises(UserWarning, match="ties keep the top"):
+        vp.patch(tiny_vit(), [vp.TokenBias(), vp.Columns(keep=0.5, importance="prob")])

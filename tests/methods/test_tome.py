@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import timm
 import torch
 from timm.models.deit import VisionTransformerDistilled
 
@@ -211,3 +212,77 @@ def test_a_checkpoint_comes_back(tmp_path):
     loaded = vp.load(tmp_path / "saved").eval()
     assert type(loaded) is MergingVisionTransformer
     assert torch.equal(loaded(images()), model(images()))
+
+
+@torch.no_grad()
+def test_a_token_that_is_hidden_as_a_key_keeps_its_own_way_through_the_model():
+    model, hidden = tiny_vit(), torch.ones(1, 1, 1, 17, dtype=torch.bool)
+    hidden[..., 0] = False
+    expected = model(images(), attn_mask=hidden)
+    vp.patch(model, vp.ToMe(r=(0, 1)))  # after the last attention a merge of patches cannot reach the class token
+    torch.testing.assert_close(model(images(), attn_mask=hidden), expected)
+
+
+@torch.no_grad()
+def test_an_additive_mask_may_be_large_and_is_carried_on():
+    mask = torch.zeros(1, 1, 1, 17)
+    mask[..., 3] = 100.0
+    model = vp.patch(tiny_vit(), vp.ToMe(r=1))
+    assert model(images(), attn_mask=mask).isfinite().all()
+    torch.testing.assert_close(model(images(), attn_mask=mask), model(images(), attn_mask=mask - 50.0), rtol=1e-4, atol=1e-5)
+
+
+def test_without_proportional_attention_an_additive_mask_is_refused():
+    model = vp.patch(tiny_vit(), vp.ToMe(r=1, proportional=False))
+    with pytest.raises(ValueError, match=r"proportional=False\) carries on which tokens are hidden"):
+        model(images(), attn_mask=torch.zeros(1, 1, 1, 17))
+    assert model(images(), attn_mask=torch.ones(1, 1, 1, 17, dtype=torch.bool)).isfinite().all()
+
+
+def test_sizes_and_sources_are_there_where_nothing_merged():
+    _, tokens = vp.patch(tiny_vit(), vp.ToMe(r=0)).merged_features(images())
+    assert torch.equal(tokens.sizes, torch.ones(2, 17))
+    assert torch.equal(tokens.source, torch.arange(17).expand(2, -1))
+
+
+def test_one_block_has_the_mean_of_a_decreasing_schedule():
+    assert vp.ToMe(r="decreasing:3").counts(1) == (3,)
+
+
+def test_a_wrong_format_is_refused_as_in_timm():
+    with pytest.raises(ValueError, match="output_fmt must be NCHW or NLC, got 'nchw'"):
+        vp.patch(tiny_vit(), vp.ToMe(r=1)).forward_intermediates(images(), output_fmt="nchw")
+
+
+def tiny_naflex(**kwargs):
+    return timm.create_model("naflexvit_base_patch16_gap", embed_dim=32, depth=2, num_heads=4, num_classes=5, **kwargs)
+
+
+def naflex_batch():
+    coord = torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij"), -1).flatten(0, 1).expand(2, -1, -1)
+    return {"patches": torch.randn(2, 16, 768), "patch_coord": coord, "patch_valid": torch.arange(16) < torch.tensor([[16], [9]])}
+
+
+def test_naflex_intermediates_under_patch_dropout_need_the_mask_of_what_stays_as_in_timm():
+    model = vp.patch(tiny_naflex(patch_drop_rate=0.5).train(), vp.ToMe(r=1))
+    with pytest.raises(ValueError, match="give output_dict=True"):
+        model.forward_intermediates(naflex_batch(), output_fmt="NLC")
+    assert model.forward_intermediates(naflex_batch(), output_fmt="NLC", output_dict=True)["patch_valid"].shape == (2, 8)
+
+
+def test_naflex_makes_no_mask_for_each_query(monkeypatch):
+    model = vp.patch(tiny_naflex().eval(), vp.ToMe(r=1))
+    monkeypatch.setattr("timm.models.naflexvit.create_attention_mask", None)
+    assert model(naflex_batch()).shape == (2, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_sizes_are_float32_at_least_whatever_the_default_dtype(dtype):
+    model = vp.patch(tiny_vit().to(dtype), vp.ToMe(r=3))
+    x, before = images().to(dtype), torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        _, tokens = model.merged_features(x, attn_mask=torch.ones(1, 1, 1, 17, dtype=torch.bool))
+    finally:
+        torch.set_default_dtype(before)
+    assert tokens.sizes.dtype == torch.promote_types(dtype, torch.float32)

@@ -98,3 +98,30 @@ def test_gradients_flow_through_the_mean_in_double_precision():
     place, sizes = torch.tensor([[0, 1, 1, 2], [0, 1, 2, 2]]), torch.rand(2, 4, dtype=torch.float64) + 0.5
     x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: merge_tokens(x, sizes, place, 3)[0], x)
+
+
+def alike(num_tokens=201):
+    """Tokens that differ by some percent, as a deep model's do: in bfloat16 many of their cosines are the same."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, 1, 64, generator=generator) + 0.05 * torch.randn(1, num_tokens, 64, generator=generator)
+
+
+def test_pairs_are_the_same_under_autocast():
+    expected = match(alike(), num_prefix=1, r=20)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(match(alike(), num_prefix=1, r=20), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_mean_of_a_large_cluster_is_not_one_sided_in_half_precision(dtype):
+    x = torch.rand(1, 99, 256).to(dtype)
+    merged, _ = merge_tokens(x, torch.ones(1, 99), torch.zeros(1, 99, dtype=torch.int64), 1)
+    assert (merged[0, 0].double() - x[0].double().mean(0)).mean().abs() < 2e-4
+    assert merged.dtype == dtype
+
+
+def test_hidden_tokens_count_nothing_beside_others_and_are_alike_among_themselves():
+    x = torch.tensor([[[1.0], [5.0], [2.0], [4.0], [7.0]]])
+    merged, total = merge_tokens(x, torch.tensor([[1.0, 0, 0, 0, 0]]), torch.tensor([[0, 0, 1, 1, 2]]), 3)
+    assert merged[0, :, 0].tolist() == [1, 3, 7]
+    assert total[0].tolist() == [1, 0, 0]

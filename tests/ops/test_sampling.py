@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vit_prune.ops.sampling import LEAST_NEW, inclusion, novelty, systematic
+from vit_prune.ops.sampling import LEAST_NEW, above_zero, inclusion, novelty, systematic
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 12])
@@ -52,3 +52,18 @@ def test_hidden_patches_are_nobodys_nearest():
     features[:, 5] = features[:, 0]
     visible = torch.arange(8)[None] < 4
     torch.testing.assert_close(novelty(features, visible)[:, :4], novelty(features[:, :4]))
+
+
+def test_novelty_is_the_same_under_autocast():
+    features = torch.randn(1, 1, 32) + 0.05 * torch.randn(2, 64, 32)
+    expected = novelty(features)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(novelty(features), expected)
+
+
+def test_what_is_left_of_a_sample_is_spread_where_few_weights_are_above_zero():
+    weight = torch.zeros(1, 16)
+    weight[0, 3] = 1
+    taken = systematic(above_zero(weight).sqrt(), torch.tensor([[8]])).topk(8).indices[0].sort().values
+    assert 3 in taken
+    assert taken.diff().max() <= 3

@@ -9,6 +9,7 @@ import timm
 import torch
 
 import vit_prune as vp
+from tests.helpers import tiny_named
 from tests.search.test_cost import fit_by_macs
 from vit_prune.measure.macs import macs
 from vit_prune.methods.stack import prune_stacks
@@ -89,7 +90,7 @@ def test_a_recipe_is_read_as_it_was_saved(tiny, images, tmp_path, methods):
     found = vp.search(tiny(), images, "macs:0.8", methods)
     path = tmp_path / "deep" / "found.yaml"
     found.save(path, comment="one\ntwo")
-    assert path.read_text().startswith("# one\n# two\ntarget: macs:0.8\n")
+    assert path.read_text().startswith("# one\n# two\nmodel: null\ntarget: macs:0.8\n")
     assert load_found(path) == found
     assert [file.name for file in path.parent.iterdir()] == ["found.yaml"]
 
@@ -98,11 +99,11 @@ def test_a_recipe_is_read_as_it_was_saved(tiny, images, tmp_path, methods):
     ("text", "sentence"),
     [
         ("a: [", "is not YAML"),
-        ("[1, 2]", "is not a recipe of vp.search: it must have target, share"),
+        ("[1, 2]", "is not a recipe of vp.search: it must have model, target, share"),
         ("target: macs:0.8", "is not a recipe of vp.search"),
-        ("{target: t, share: 1, measured: 1, loss: 1, fidelity: f, methods: [{name: tomme}], prune_plan: null}", "unknown method 'tomme'"),
-        ("{target: t, share: 1, measured: 1, loss: 1, fidelity: f, methods: 3, prune_plan: null}", "methods must be a list"),
-        ("{target: t, share: 1, measured: 1, loss: 1, fidelity: f, methods: [], prune_plan: {}}", "a prune plan is"),
+        ("{model: m, target: t, share: 1, measured: 1, loss: 1, fidelity: f, methods: [{name: tomme}], prune_plan: null}", "unknown method 'tomme'"),
+        ("{model: m, target: t, share: 1, measured: 1, loss: 1, fidelity: f, methods: 3, prune_plan: null}", "methods must be a list"),
+        ("{model: m, target: t, share: 1, measured: 1, loss: 1, fidelity: f, methods: [], prune_plan: {}}", "a prune plan is"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_named(tmp_path, text, sentence):
@@ -131,8 +132,13 @@ def test_applying_a_cut_with_a_loader_calibrates_anew_and_warns_of_nothing(tiny,
         warnings.simplefilter("error")
         model = found.apply(copy.deepcopy(calibrated), images)
     assert model.calibration[0].q_mean.shape == (2, 8)
-    with pytest.warns(UserWarning, match="is dropped"), pytest.raises(ValueError, match="needs the mean queries"):
-        found.apply(copy.deepcopy(calibrated))
+    untouched = copy.deepcopy(calibrated)
+    with pytest.raises(ValueError, match=r"give apply a loader of images$"):
+        found.apply(untouched)
+    assert untouched.blocks[0].attn.num_heads == 4
+    assert untouched.calibration
+    with pytest.raises(ValueError, match=r"or run vp\.calibrate before"):
+        replace(found, plan=None).apply(tiny())
 
 
 @pytest.mark.parametrize("fidelity", ["logits", "labels"])
@@ -240,6 +246,9 @@ def test_the_nearest_is_kept_where_no_correction_comes_close(tiny, images, monke
     ratios = iter([0.9, 0.82, 0.85, 0.87])
     monkeypatch.setattr(LatencyCost, "measure", lambda *_: next(ratios))
     assert vp.search(tiny(depth=2), images, "latency:0.8", [COLUMNS, L1], exchanges=0).measured == 0.82
+    monkeypatch.setattr(LatencyCost, "measure", lambda *_: 1.3)
+    with pytest.warns(UserWarning, match="the nearest to latency:0.8 that was found measures 1.300"):
+        vp.search(tiny(depth=2), images, "latency:0.8", [COLUMNS, L1], exchanges=0)
 
 
 def test_a_correction_out_of_reach_leaves_what_was_found_before(tiny, images, monkeypatch, nothing_timed):
@@ -255,3 +264,63 @@ def test_a_target_of_time_is_met_by_the_clock():
     images = [torch.randn(2, 3, 160, 160, generator=torch.Generator().manual_seed(0))]
     found = vp.search(model, images, "latency:0.8", [TOME, COLUMNS, L1])
     assert abs(found.measured - 0.8) <= 0.1
+
+
+def test_the_loss_and_the_share_of_a_recipe_are_those_of_the_model_that_it_makes(calibrated, images):
+    methods = [vp.ToMe(), vp.Columns(importance="column_mean", dropped="merge"), vp.L1(heads=0.5, mlp=0)]
+    search = Search(calibrated, images, methods)
+    found = search.find("macs:0.75", exchanges=0)
+    assert found.plan is not None
+    model = found.apply(copy.deepcopy(calibrated), images).eval()
+    assert found.loss == search.bench.loss_of(model)
+    assert found.share == pytest.approx(macs(model).total / macs(calibrated).total, abs=1e-6)
+
+
+@pytest.mark.parametrize("importance", ["value_norm", "class_attention", "column_mean"])
+def test_what_the_selection_costs_goes_down_with_the_heads(calibrated, images, importance):
+    found = vp.search(calibrated, images, "macs:0.7", [vp.Columns(importance=importance), vp.L1(heads=0.5, mlp=0)], exchanges=0)
+    model = found.apply(copy.deepcopy(calibrated), images)
+    assert found.share == pytest.approx(macs(model).total / macs(calibrated).total, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:the token bias is all zero")
+def test_the_loss_is_against_the_model_as_it_came_whatever_else_is_given(calibrated, images):
+    found = vp.search(calibrated, images, "macs:0.85", [vp.TokenBias(query_key_free=2), vp.Columns(importance="prob")], exchanges=0)
+    assert found.loss > 1e-3
+
+
+def test_features_that_are_no_numbers_are_refused(tiny, images):
+    model = tiny()
+    with torch.no_grad():
+        model.blocks[0].mlp.fc1.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="features are not finite"):
+        vp.search(model, images, "macs:0.9", vp.ToMe())
+
+
+def test_a_recipe_knows_its_architecture_and_another_is_warned_of(images, tmp_path):
+    found = vp.search(tiny_named(), images, "macs:0.95", vp.ToMe(), exchanges=0)
+    found.save(tmp_path / "found.yaml")
+    assert load_found(tmp_path / "found.yaml").model == "vit_tiny_patch16_224"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.apply(tiny_named())
+    with pytest.warns(UserWarning, match="searched on vit_tiny_patch16_224, and goes onto deit_tiny_patch16_224"):
+        found.apply(tiny_named("deit_tiny_patch16_224"))
+
+
+@pytest.mark.parametrize(
+    ("loader", "settings", "sentence"),
+    [
+        ([{"images": 1}], {}, "got a dict"),
+        ([torch.zeros(1, 3, 48, 48)], {}, "48"),
+        ([(torch.zeros(1, 3, 32, 32), torch.tensor([5]))], {"fidelity": "labels"}, "the labels go beyond the 5 classes"),
+    ],
+)
+def test_batches_that_do_not_fit_the_model_are_refused(tiny, loader, settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        vp.search(tiny(), loader, "macs:0.9", vp.ToMe(), **settings)
+
+
+def test_a_negative_number_of_exchanges_is_refused(tiny, images):
+    with pytest.raises(ValueError, match="exchanges must be at least 0, got -1"):
+        vp.search(tiny(), images, "macs:0.9", vp.ToMe(), exchanges=-1)

@@ -16,9 +16,11 @@ from vit_prune.sweep.bench import SizeBench
 from vit_prune.sweep.config import SweepConfig
 from vit_prune.sweep.judge import Labelled, Photographs
 from vit_prune.sweep.run import FILE, points_of, run_sweep
+from vit_prune.sweep.same import SETTINGS
 from vit_prune.sweep.tables import sweep_table
 from vit_prune.train.data import create_dataset
 from vit_prune.train.evaluation.accuracy import evaluate
+from vit_prune.train.loaders import data_config, eval_loader
 
 COLUMNS = {"name": "columns", "importance": "column_mean", "dropped": "merge"}
 METHODS = {
@@ -76,7 +78,7 @@ def test_the_file_holds_the_rows_and_the_folder_a_recipe_for_each_half(config):
     rows, out = run_sweep(config), Path(config.output)
     with (out / FILE).open(newline="") as file:
         assert list(csv.DictReader(file)) == rows
-    recipes = sorted(path.name for path in out.glob("*.yaml"))
+    recipes = sorted(path.name for path in out.glob("found-*.yaml"))
     assert recipes == ["found-searched-32-0.9-other-half.yaml", "found-searched-32-0.9.yaml"]
     assert all(load_found(out / name).share <= 0.9 for name in recipes)
     assert "columns keep" in next(row for row in rows if row["method"] == "searched")["how"]
@@ -133,18 +135,25 @@ def test_each_half_is_judged_by_what_it_was_not_calibrated_on():
     judge = Photographs(model, (32, 32))
     for half, other in zip(judge.halves, judge.halves[::-1], strict=True):
         judged = [images for images, _ in half.judged]
-        assert all(torch.equal(*pair) for pair in zip(judged, other.searched, strict=True))
+        assert all(torch.equal(mine, theirs[:1]) for mine, theirs in zip(judged, other.calibration, strict=True))
         assert not any(torch.equal(crop, theirs[0]) for mine in half.calibration for crop in mine for theirs in judged)
-        assert [len(images) for images in half.searched] == [1] * 6
-        assert all(torch.equal(one, two[:1]) for one, two in zip(half.searched, half.calibration, strict=True))
+        assert [len(images) for images in half.calibration] == [2] * 6
     assert judge(model, judge.halves[0])["patch_cosine"] == pytest.approx(1, abs=1e-6)
+
+
+def accuracy(model, config):
+    """By the trainer's own evaluation."""
+    dataset = create_dataset(config.data, None, "val", batch_size=360)
+    loader = eval_loader(dataset, batch_size=360, workers=0, data=data_config(model), device=torch.device("cpu"))
+    return evaluate(model, loader, torch.device("cpu"))["top1"]
 
 
 def test_trained_folders_are_compared_by_their_accuracy_with_the_first_of_them(digits):
     dense, half = run_sweep(digits)
     for row, name in ((dense, "dense"), (half, "half")):
         model = vp.load(digits.trained[name])
-        assert float(row["top1"]) == evaluate(model, Labelled(model, digits).halves[0].judged, torch.device("cpu"))["top1"]
+        judge = Labelled(model, digits)
+        assert float(row["top1"]) == judge(model, judge.halves[0])["top1"] == accuracy(model, digits)
         assert float(row["macs"]) == macs(model).total
         assert (row["training"], row["how"], row["images"], row["target_share"]) == ("trained", digits.trained[name], "360", "")
     assert dense["top1"] != half["top1"]
@@ -175,7 +184,6 @@ def test_methods_on_a_data_set_are_calibrated_on_images_from_all_over_its_traini
     assert [len(images) for images, _ in half.calibration] == [20, 20, 10]
     labels = create_dataset("digits", None, "train").targets
     assert torch.cat([labels for _, labels in half.calibration]).tolist() == [labels[index * len(labels) // 50] for index in range(50)]
-    assert half.searched is half.calibration
 
 
 def test_a_model_is_built_at_each_size_with_its_head_only_for_labels(config, digits, small):
@@ -192,8 +200,72 @@ def test_a_model_is_built_at_each_size_with_its_head_only_for_labels(config, dig
 def test_the_table_leaves_out_what_no_row_has(config):
     text = sweep_table(run_sweep(replace(config, methods={"ToMe": METHODS["ToMe"]}, shares=(0.9,))))
     head, _, unpruned, tome = text.splitlines()
-    assert head.split()[:4] == ["method", "px", "target", "MACs"]
+    assert head.split()[:8] == ["method", "px", "target", "M", "MACs", "MACs", "M", "params"]
     assert "top-1" not in head
     assert "time" not in head
-    assert unpruned.split()[:4] == ["unpruned", "32", "1.000", "1.00000"]
+    assert unpruned.split()[:2] == ["unpruned", "32"]
+    assert unpruned.split()[3] == "1.000"
     assert tome.split()[:3] == ["ToMe", "32", "0.9"]
+
+
+OTHERS = {
+    "another method": ({"methods": {"ToMe": [{"name": "tome", "r": "auto", "proportional": False}]}}, "holds points of another 'ToMe'"),
+    "another seed": ({"seed": 3}, "made with seed 0, not 3"),
+    "another model": ({"model": "vit_tiny_patch16_224"}, "made with model 'vit_mini28', not 'vit_tiny_patch16_224'"),
+    "another checkpoint": ({"checkpoint": "FILE"}, "made with checkpoint None, not 'FILE'"),
+}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), OTHERS.values(), ids=OTHERS)
+def test_points_of_other_settings_are_never_taken_for_these(config, changes, sentence):
+    config = replace(config, methods={"ToMe": METHODS["ToMe"]}, shares=(0.9,))
+    run_sweep(config)
+    with pytest.raises(ValueError, match=sentence):
+        run_sweep(replace(config, **changes))
+    more = {"methods": config.methods | {"columns": METHODS["columns"]}}
+    assert [row["method"] for row in run_sweep(replace(config, **more))] == ["unpruned", "ToMe", "columns"]
+    assert len(run_sweep(config)) == 3  # what was there before is known still
+
+
+def test_points_of_nobody_knows_what_are_refused(config):
+    run_sweep(config)
+    (Path(config.output) / SETTINGS).unlink()
+    with pytest.raises(ValueError, match=r"holds found-searched-32-0.9-other-half.yaml and no sweep.yaml"):
+        run_sweep(config)
+
+
+def test_a_file_without_its_columns_is_refused(config):
+    Path(config.output).mkdir()
+    (Path(config.output) / FILE).write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="has no column method"):
+        run_sweep(config)
+
+
+def test_a_search_that_cannot_reach_a_share_is_a_row_and_the_sweep_goes_on(config):
+    methods = {"searched": {"search": [{"name": "tome"}], "shares": [0.3]}, "columns": METHODS["columns"]}
+    rows = run_sweep(replace(config, methods=methods, shares=(0.9,)))
+    assert [row["method"] for row in rows] == ["unpruned", "searched", "columns"]
+    assert "at full strength" in rows[1]["note"] or "do not come down" in rows[1]["note"]
+
+
+def test_a_folder_is_judged_by_its_own_preprocessing(digits, saved, tmp_path):
+    model = vp.load(saved / "dense")
+    model.pretrained_cfg["mean"], model.pretrained_cfg["std"] = (0.2,) * 3, (0.1,) * 3
+    vp.save(model, tmp_path / "other")
+    rows = run_sweep(replace(digits, latency=False, trained={"dense": str(saved / "dense"), "other": str(tmp_path / "other")}))
+    assert float(rows[1]["top1"]) == accuracy(vp.load(tmp_path / "other"), digits) != float(rows[0]["top1"])
+
+
+def test_folders_that_are_missing_or_of_other_classes_are_told_before_the_first_point(digits, saved, tmp_path):
+    vp.save(tiny(img_size=8, num_classes=5), tmp_path / "five")
+    for folder, error, sentence in ((tmp_path / "five", ValueError, "has 5 classes, the data has 10"), (tmp_path / "none", OSError, "none")):
+        with pytest.raises(error, match=sentence):
+            run_sweep(replace(digits, latency=False, trained={"dense": str(saved / "dense"), "other": str(folder)}))
+        assert not Path(digits.output).exists()
+
+
+def test_memory_that_was_not_asked_for_before_is_measured_by_a_later_start(config, monkeypatch):
+    config = replace(config, methods={"columns": METHODS["columns"]}, shares=(0.9,), latency=True)
+    run_sweep(config)
+    monkeypatch.setattr(SizeBench, "latency", lambda _self, _model: {"latency_share": 0.5, "peak_mib": 7})
+    assert [row["peak_mib"] for row in run_sweep(replace(config, memory=True))] == ["", "7"]

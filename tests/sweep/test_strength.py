@@ -84,3 +84,12 @@ def test_the_given_model_is_left_as_it_is_and_what_is_cut_is_calibrated_anew(mod
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert changed.calibration[0].q_mean.shape[0] == changed.blocks[0].attn.num_heads < 4
     assert prune_stacks(changed)
+
+
+def test_a_cut_that_is_too_weak_to_remove_anything_leaves_its_share_to_the_others(model):
+    heads = {"name": "l1", "heads": "auto"}
+    tome, cut = strength_for(model, [TOME, heads], 0.95, SIZE)
+    assert cut == {"heads": 0.0}
+    assert tome == strength_for(model, [TOME], 0.95, SIZE)[0]
+    [cut] = strength_for(model, [heads | {"mlp": 0.25}], 0.9, SIZE)
+    assert cut == {"heads": 0.0}

@@ -91,8 +91,8 @@ def test_a_checkpoint_and_a_seed_reach_the_model(tool, tmp_path):
     torch.manual_seed(7)
     torch.save(timm.create_model(NAME, img_size=16, num_classes=0).state_dict(), tmp_path / "weights.pth")
     outs = []
-    for flags in (("--seed", 1), ("--seed", 1), ("--seed", 2), ("--seed", 1, "--checkpoint", tmp_path / "weights.pth")):
-        outs.append(tool("--target", "macs:0.9", "--methods", "l1", *flags)[1].splitlines()[0])
+    for place, flags in enumerate((("--seed", 1), ("--seed", 1), ("--seed", 2), ("--seed", 1, "--checkpoint", tmp_path / "weights.pth"))):
+        outs.append(tool("--target", "macs:0.9", "--methods", "l1", "--output", tmp_path / str(place), *flags)[1].splitlines()[0])
     assert outs[0] == outs[1]
     assert len(set(outs)) == 3
 
@@ -126,3 +126,15 @@ def test_help_names_every_flag_and_an_unknown_choice_ends_with_status_2(run_tool
     assert code == 0
     assert all(flag in out for flag in ("--target", "--methods", "--fidelity", "--exchanges", "--data-dir", "of the photographs there are"))
     assert run_tool("search.py", "--model", NAME, "--target", "macs:0.9", "--output", "x", "--methods", "tomme")[0] == 2
+
+
+def test_a_recipe_that_is_there_is_not_written_over(tool):
+    tool("--target", "macs:0.9", "--methods", "l1")
+    assert "macs-0.9.yaml is there already: give another --output" in tool("--target", "macs:0.9", "--methods", "l1")[0]
+
+
+def test_a_target_out_of_reach_leaves_the_others_their_turn_and_is_told_at_the_end(tool, tmp_path):
+    code, out = tool("--methods", "tome", "--target", "macs:0.1", "macs:0.97")
+    assert code.startswith("error: macs:0.1: r ")
+    assert out.startswith("macs:0.97: predicted 0.9")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["macs-0.97.yaml"]

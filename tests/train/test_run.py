@@ -5,13 +5,16 @@ import logging
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file
 
+import vit_prune as vp
 from vit_prune import checkpoint
 from vit_prune.methods.stack import columns_methods, prune_stacks
 from vit_prune.train import build
 from vit_prune.train import run as run_module
+from vit_prune.train.build import add_merging
 from vit_prune.train.engine import TrainingDiverged
 from vit_prune.train.job import prepare
 from vit_prune.train.recipe import load_recipe
@@ -291,3 +294,14 @@ def test_broken_images_are_counted_in_the_summary_when_they_are_skipped(tiny_con
         (root / name).write_text("no image")
     row = run(tiny_config(data_dir=str(root), skip_broken=True))["last"]
     assert (row["broken_images"], row["eval_images"]) == (2, 3)
+
+
+def test_merging_is_added_to_a_model_that_has_learnt_its_bias_and_leaves_it_that():
+    model = timm.create_model("vit_mini28_bias", depth=2, embed_dim=32, num_heads=4)
+    for stack in prune_stacks(model):
+        torch.nn.init.normal_(stack.token_bias.weight)
+        stack.impl = "math"
+    before = [stack.token_bias.weight.clone() for stack in prune_stacks(model)]
+    add_merging(model, vp.ToMe(r=1))
+    assert all(torch.equal(stack.token_bias.weight, weight) for stack, weight in zip(prune_stacks(model), before, strict=True))
+    assert {stack.impl for stack in prune_stacks(model)} == {"math"}

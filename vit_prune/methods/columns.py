@@ -15,6 +15,7 @@ from vit_prune.methods.importance import BIAS, IMPORTANCES, KEYS, PROBABILITIES,
 from vit_prune.methods.schedules import Keep, check_ratio, parse_keep
 from vit_prune.ops import columns as ops
 from vit_prune.ops import noise, sampling
+from vit_prune.ops.precision import full_precision
 from vit_prune.ops.rows import gather_tokens
 
 CHOICES = {
@@ -106,7 +107,7 @@ class ColumnsMethod(Method):
         self.config = config
         self.keep_ratio = config.keep.ratios(host.depth)[host.index]
         self.num_prefix_tokens = host.num_prefix_tokens
-        self.dim, self.num_heads, self.attn_dim = host.dim, host.num_heads, host.num_heads * host.head_dim
+        self.dim, self.num_heads, self.head_dim = host.dim, host.num_heads, host.head_dim
         self.block = host.index
         self.key = noise.block_key(config.seed, host.index)
         self.register_buffer("training_key", torch.tensor(self.key), persistent=False)  # a tensor: a new number compiles nothing anew
@@ -174,7 +175,9 @@ class ColumnsMethod(Method):
         if self.config.importance not in KEYS or attn.prune.query_key_free:
             return None
         q = class_query(x, attn).detach() if self.q_mean is None else self.q_mean
-        return key_map(q, attn).to(x.dtype) @ x.mT
+        weight = key_map(q, attn)
+        with full_precision(x.device.type):
+            return weight @ x.to(weight.dtype).mT
 
     def _features(self, x: Tensor) -> Tensor:
         """What nearness is measured in, [B, N, r or D]."""
@@ -202,7 +205,7 @@ class ColumnsMethod(Method):
         if self.config.importance == "random":
             return noise.uniform(self._keys(x), x.shape[1])
         if self.config.importance == "grid":
-            return torch.ones(x.shape[:2], device=x.device)
+            return torch.ones(x.shape[:2], device=x.device, dtype=torch.float32)
         if self.config.importance == "value_norm":
             return value_norm(x, attn)
         logits = for_each(sum_of(bias, anticipated), x.shape[0]).float()
@@ -223,7 +226,7 @@ class ColumnsMethod(Method):
         """Systematic sampling, of a grid or by the geometric mean of importance and novelty, [B, n]."""
         weight = importance
         if self.config.sampling == "systematic":
-            weight = (importance * sampling.novelty(features[:, self.num_prefix_tokens :], seen)).sqrt()
+            weight = (sampling.above_zero(importance) * sampling.novelty(features[:, self.num_prefix_tokens :], seen)).sqrt()
         if count is None:
             return sampling.systematic(weight, torch.full((weight.shape[0], 1), width, device=weight.device))
         return sampling.systematic(weight * seen, count[:, None])
@@ -268,7 +271,7 @@ class ColumnsMethod(Method):
         by_topk = self.config.rule == "topk"
         if by_topk and self.keep_ratio == 1.0:
             return 0
-        importance, A, total = self.config.importance, self.attn_dim, 0
+        importance, A, total = self.config.importance, self.num_heads * self.head_dim, 0
         if importance in KEYS and not query_key_free and not (riding and importance == "column_mean"):
             total += A * self.dim + num_tokens * self.num_heads * self.dim  # W_k^T q, and its product with each x
             total += A * self.dim if importance == "class_attention" else 0  # its query

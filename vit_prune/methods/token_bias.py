@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vit_prune.methods.base import NOTHING, Host, Method, MethodConfig, Readouts
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.schedules import Keep, parse_keep
-from vit_prune.ops.attention import full_precision
+from vit_prune.ops.precision import at_least_float32, full_precision
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TokenBiasMethod(Method):
         """[B, H or 1, N]; computed here it is float32 (a half-precision bias of 1e5 would be infinite)."""
         if self.config.name in read:
             return read[self.config.name].mT
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = at_least_float32(x)
         with full_precision(x.device.type):
             return self.weight.to(wide) @ x.to(wide).mT
 

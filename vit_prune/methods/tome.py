@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from vit_prune.methods.base import Host, Method, MethodConfig
@@ -26,6 +27,7 @@ class ToMe(MethodConfig):
         r: merges per block: a number; "decreasing:8", from 16 in the first block to 0 in the last, 8 on average (the paper's decreasing
             schedule); or one number per block. A block merges half of its patches at most.
         proportional: attention counts a token as often as it holds others: log(size) is added to its column (the paper's proportional attention).
+            False takes bool masks alone.
     """
 
     name: ClassVar[str] = "tome"
@@ -46,7 +48,7 @@ class ToMe(MethodConfig):
             return (self.r,) * depth
         if isinstance(self.r, str):
             mean = int(self.r.partition(":")[2])
-            return tuple(round(2 * mean * (1 - block / max(1, depth - 1))) for block in range(depth))
+            return (mean,) if depth == 1 else tuple(round(2 * mean * (1 - block / (depth - 1))) for block in range(depth))
         if len(self.r) != depth:
             raise ValueError(f"r lists {len(self.r)} numbers, the model has {depth} blocks")
         return self.r
@@ -60,8 +62,8 @@ class ToMeMethod(Method):
         self.config = config
         self.r = config.counts(host.depth)[host.index]
         self.num_prefix_tokens = host.num_prefix_tokens
-        self.dim, self.head_dim = host.dim, host.head_dim
-        self.key_rows = host.num_heads * host.head_dim if host.has_key_norm else host.head_dim  # products per input channel for one head-mean key
+        self.dim, self.num_heads, self.head_dim = host.dim, host.num_heads, host.head_dim
+        self.has_key_norm = host.has_key_norm
 
     def num_merges(self, num_tokens: int) -> int:
         """Tokens that this block merges away."""
@@ -72,7 +74,9 @@ class ToMeMethod(Method):
         return tokens.sizes.log()[:, None] if self.config.proportional and tokens.sizes is not None else None
 
     def merge(self, x: Tensor, metric: Tensor, tokens: Tokens) -> tuple[Tensor, Tokens]:
-        """x [B, N, D], metric [B, N, d] -> x [B, N - r, D]."""
+        """x [B, N, D], metric [B, N, d] -> x [B, N - r, D]. Raises: ValueError for a mask that merged tokens cannot carry on."""
+        if tokens.mask is not None and tokens.mask.dtype != torch.bool and not self.config.proportional:
+            raise ValueError("ToMe(proportional=False) carries on which tokens are hidden, not an additive mask: give a bool mask, or proportional=True")
         r, sizes = self.num_merges(x.shape[1]), sizes_of(tokens, x)
         visible = None if tokens.mask is None else sizes > 0
         place = merging.match(metric, num_prefix=self.num_prefix_tokens, r=r, visible=visible)
@@ -85,8 +89,10 @@ class ToMeMethod(Method):
             return 0
         patches = num_tokens - self.num_prefix_tokens
         matching = (patches // 2) * (patches - patches // 2) * self.head_dim
-        rows = self.head_dim if query_key_free else 0 if has_all_keys else self.key_rows
-        return matching + num_tokens * self.dim * rows
+        if has_all_keys and not query_key_free:
+            return matching
+        heads = self.num_heads if self.has_key_norm and not query_key_free else 1  # the mean of the weights is enough where keys are linear
+        return matching + num_tokens * self.dim * heads * self.head_dim
 
 
 def parse_r(value: int | str | Sequence[int]) -> int | str | tuple[int, ...]:

@@ -5,13 +5,13 @@ q [B, H, N, d];  k, v [B, H, M, d];  bias [B, H or 1, M];  mask broadcasts to [B
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vit_prune.ops import reference
+from vit_prune.ops.precision import at_least_float32, full_precision
 
 IMPLS = ("auto", "sdpa", "channel", "math", "reference", "triton")
 CHANNEL_PAYS_FROM = 1_024  # columns, on CUDA: below, the wider head costs more than the additive term's gradient
@@ -83,11 +83,6 @@ def query_free_attention(v: Tensor, bias: Tensor, *, mask: Tensor | None = None,
     return weights.to(v.dtype) @ v
 
 
-def full_precision(device_type: str) -> AbstractContextManager:
-    """Autocast off, on devices that have it (`meta` has none)."""
-    return torch.autocast(device_type, enabled=False) if torch.amp.is_autocast_available(device_type) else nullcontext()
-
-
 def _check(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, dropout_p: float, impl: str) -> None:
     if impl not in IMPLS:
         raise ValueError(f"impl must be one of {', '.join(IMPLS)}, got {impl!r}")
@@ -143,7 +138,7 @@ def _finite(bias: Tensor, hidden: Tensor, dtype: torch.dtype, unit: float) -> Te
 
 
 def _math(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float | None, dropout_p: float) -> Tensor:
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = at_least_float32(q)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with full_precision(q.device.type):
         logits = (q.to(wide) * scale) @ k.to(wide).transpose(-2, -1)

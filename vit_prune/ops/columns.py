@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vit_prune.ops.precision import at_least_float32
 from vit_prune.ops.rows import gather_tokens, sum_tokens
 
 ROUNDING = 1e-6  # .55 * 100 is 55.000000000000007: not a 56th column
@@ -113,7 +114,7 @@ def merge(
     """
     P, M = num_prefix, selection.kept.shape[1]
     weight = bias.mean(1) if weight is None else weight
-    weight = weight.to(torch.promote_types(weight.dtype, torch.float32)).unsqueeze(1)
+    weight = weight.to(at_least_float32(weight)).unsqueeze(1)
     rows = F.pad(weight, (0, 0, 0, 1)) if bias is None else torch.cat([weight, bias.to(weight.dtype)], dim=1)  # [B, 1 + h, N]
     member, silent = _members(selection, P, visible)
     logits = gather_bias(rows, member)  # [B, 1 + h, M + S]
@@ -124,7 +125,7 @@ def merge(
     column = torch.cat([torch.arange(M, device=x.device).expand(x.shape[0], -1), nearest], dim=1)  # of each member
     total = _cluster_logsumexp(logits, column, M)  # [B, 1 + h, M]
     share = (logits[:, 0] - total[:, 0].gather(1, column)).exp()
-    return sum_tokens(x, member, column, share.to(x.dtype), M), total[:, 1:]
+    return sum_tokens(x, member, column, share, M), total[:, 1:]
 
 
 def _members(selection: Selection, num_prefix: int, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -157,7 +158,7 @@ def _nearest(source: Tensor, target: Tensor, target_is_real: Tensor | None) -> T
 
     The source's own length does not change which target wins, so that only the targets are normalised.
     """
-    length = torch.linalg.vector_norm(target, dim=-1, keepdim=True, dtype=torch.promote_types(target.dtype, torch.float32))
+    length = torch.linalg.vector_norm(target, dim=-1, keepdim=True, dtype=at_least_float32(target))
     similarity = source @ (target / length.clamp(min=1e-12)).to(target.dtype).mT  # in half precision that minimum would be 0
     if target_is_real is not None:
         similarity = similarity.masked_fill(~target_is_real[:, None, :], float("-inf"))

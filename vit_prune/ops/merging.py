@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vit_prune.ops.precision import at_least_float32, full_precision
 from vit_prune.ops.rows import gather_tokens, sum_tokens
 
 HIDDEN = -2.0  # below every cosine: hidden sources merge last
@@ -30,9 +31,10 @@ def match(metric: Tensor, *, num_prefix: int, r: int, visible: Tensor | None = N
             and what is hidden comes last: an image that is padded merges as it does alone. None means all are visible.
     """
     P = num_prefix
-    patches = F.normalize(metric[:, P:].to(torch.promote_types(metric.dtype, torch.float32)), dim=-1)
+    patches = F.normalize(metric[:, P:].to(at_least_float32(metric)), dim=-1)
     target, source = patches[:, 0::2], patches[:, 1::2]  # [B, T, d], [B, S, d]
-    similarity = source @ target.mT
+    with full_precision(metric.device.type):
+        similarity = source @ target.mT
     if visible is not None:
         similarity = similarity.masked_fill(~visible[:, None, P::2], -torch.inf)
     best, nearest = similarity.max(-1)  # [B, S]
@@ -55,7 +57,7 @@ def _interleave(even: Tensor, odd: Tensor) -> Tensor:
 
 def _hidden_last(place: Tensor, visible: Tensor, num_prefix: int, num_tokens: int) -> Tensor:
     """The same places, with those that hold nothing visible behind the others."""
-    shown = torch.zeros(place.shape[0], num_tokens, device=place.device).scatter_add(1, place, visible.float())
+    shown = torch.zeros(place.shape[0], num_tokens, device=place.device, dtype=torch.int32).scatter_add(1, place, visible.int())
     shown[:, :num_prefix] = 1
     order = (shown == 0).int().sort(dim=-1, stable=True).indices  # new places, in order
     return order.argsort(-1).gather(1, place)
@@ -65,12 +67,15 @@ def merge_tokens(x: Tensor, sizes: Tensor, place: Tensor, num_tokens: int) -> tu
     """Means of the tokens that share a place, weighted by size.
 
     Args: x [B, N, D]; sizes [B, N] float32, 0 where hidden; place [B, N]; num_tokens of the result, N - r.
-    Returns: x [B, N - r, D] and sizes [B, N - r].
+    Returns: x [B, N - r, D] and sizes [B, N - r]. Hidden tokens count nothing beside others; among themselves they are alike: what nobody
+        looks at still goes its own way through the model.
     """
-    total = sizes.new_zeros(sizes.shape[0], num_tokens).scatter_add(1, place, sizes)
-    share = sizes / total.clamp(min=torch.finfo(total.dtype).tiny).gather(1, place)
+    tiny = torch.finfo(sizes.dtype).tiny
+    weight = sizes.clamp(min=tiny)
+    total = sizes.new_zeros(sizes.shape[0], num_tokens).scatter_add(1, place, weight)
+    share = weight / total.gather(1, place)
     member = torch.arange(x.shape[1], device=x.device).expand_as(place)
-    return sum_tokens(x, member, place, share.to(x.dtype), num_tokens), total
+    return sum_tokens(x, member, place, share, num_tokens), F.threshold(total, x.shape[1] * tiny, 0.0)
 
 
 def unmerge_tokens(x: Tensor, source: Tensor | None) -> Tensor:

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vit_prune.ops.precision import at_least_float32, full_precision
+
 START = 0.5  # of the first step, in steps
 LEAST_NEW = 1e-4  # of a patch that has its double: its weight stays above zero
 
@@ -16,18 +18,24 @@ def novelty(features: Tensor, visible: Tensor | None = None) -> Tensor:
 
     It costs (n / 2)^2 r multiply-accumulates. Hidden patches (visible [B, n] bool) are nobody's nearest; a patch alone is new.
     """
-    features = F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
+    features = F.normalize(features.to(at_least_float32(features)), dim=-1)
     if visible is not None:
         features = features * visible[..., None]
     even, odd = features[:, 0::2], features[:, 1::2]
     if not odd.shape[1]:
         return torch.ones_like(features[..., 0])
-    similarity = odd @ even.mT
+    with full_precision(features.device.type):
+        similarity = odd @ even.mT
     if visible is not None:
         similarity = similarity.masked_fill(~(visible[:, 1::2, None] & visible[:, None, 0::2]), -1)
     new = features.new_empty(features.shape[:2])
     new[:, 0::2], new[:, 1::2] = 1 - similarity.amax(1), 1 - similarity.amax(2)
     return new.clamp(min=LEAST_NEW)
+
+
+def above_zero(weight: Tensor) -> Tensor:
+    """weight [B, n] >= 0 with a floor under it, so that where few are above it the rest of a sample is spread over the image too."""
+    return weight.clamp(min=torch.finfo(weight.dtype).tiny / LEAST_NEW)
 
 
 def inclusion(weight: Tensor, count: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from vit_prune.methods.base import Host, MethodConfig
+from vit_prune.methods.columns import ColumnsMethod
 from vit_prune.methods.schedules import Keep, parse_keep
 from vit_prune.methods.stack import Prune, columns_methods, prune_stacks
 from vit_prune.methods.token_bias import TokenBiasMethod
@@ -132,7 +133,8 @@ def warn_if_untrained(model: nn.Module) -> None:
     """A zero bias with keep < 1 keeps the top of every image: say so."""
     for stack in prune_stacks(model):
         biases = [method.weight for method in stack.children() if isinstance(method, TokenBiasMethod) and not method.weight.is_meta]
-        ranked = any(method.answers("columns") and method.needs_bias and method.keep_ratio < 1 for method in stack.children())
+        choosers = [method for method in stack.choosers if isinstance(method, ColumnsMethod)]
+        ranked = any(method.needs_bias and method.keep_ratio < 1 and method.config.sampling == "topk" for method in choosers)
         if ranked and biases and not any(torch.count_nonzero(weight) for weight in biases):
             message = "the token bias is all zero and keep < 1: ties keep the top of every image. Train first, or calibrate and use importance='column_mean'"
             warnings.warn(message, stacklevel=3)

@@ -15,7 +15,7 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from vit_prune.methods.state import Tokens
+from vit_prune.methods.state import Tokens, filled
 from vit_prune.ops.merging import unmerge_tokens
 from vit_prune.patch.timm import host_mask
 
@@ -34,7 +34,7 @@ class MergingVisionTransformer(VisionTransformer):
         """The normed features of the merged tokens [B, N, D], and what they stand for."""
         x = self._embedded(x)
         x, tokens, _ = run_blocks(self, x, host_mask(attn_mask, is_causal, x))
-        return self.norm(x), tokens
+        return self.norm(x), filled(tokens, x)
 
     def _embedded(self, x: Tensor) -> Tensor:
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
@@ -53,6 +53,7 @@ class MergingVisionTransformer(VisionTransformer):
         is_causal: bool = False,
     ) -> Intermediates:
         """As timm's, with all tokens."""
+        check_format(output_fmt)
         grid = self.patch_embed.dynamic_feat_size(x.shape[-2:]) if output_fmt == "NCHW" else None
         take, last = feature_take_indices(len(self.blocks), indices)
         x = self._embedded(x)
@@ -82,11 +83,13 @@ class MergingNaFlexVit(NaFlexVit):
         """The normed features of the merged tokens [B, N, D] of images [B, C, height, width], and what they stand for."""
         x, mask, _ = self._embedded(patches, None, None, None)
         x, tokens, _ = run_blocks(self, x, mask)
-        return self.norm(x), tokens
+        return self.norm(x), filled(tokens, x)
 
     def _embedded(self, patches: Tensor, coord: Tensor | None, valid: Tensor | None, attn_mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Tokens, their mask, and which of the patches are real."""
-        embeds = self._forward_embeds(patches, patch_coord=coord, patch_valid=valid, attn_mask=attn_mask)
+        no_mask_for_each_query = patches  # anything: where there is a mask, timm makes none
+        given = no_mask_for_each_query if attn_mask is None else attn_mask
+        embeds = self._forward_embeds(patches, patch_coord=coord, patch_valid=valid, attn_mask=given)
         x, valid = embeds["patches"], embeds["patch_valid"]
         if attn_mask is not None or valid is None:
             return x, host_mask(attn_mask, False, x), valid
@@ -108,7 +111,10 @@ class MergingNaFlexVit(NaFlexVit):
         attn_mask: Tensor | None = None,
     ) -> Intermediates:
         """As timm's, with all tokens."""
+        check_format(output_fmt)
         if isinstance(x, dict):
+            if self.training and self.patch_drop is not None and not output_dict:
+                raise ValueError("patch dropout leaves other patches than patch_valid tells of: give output_dict=True, which returns it of those that stay")
             if output_fmt == "NCHW":
                 raise ValueError("NaFlex batches hold grids of several shapes: give output_fmt='NLC', and place tokens by patch_coord")
             x, patch_coord, patch_valid, attn_mask = x["patches"], x["patch_coord"], x.get("patch_valid", patch_valid), x.get("attn_mask", attn_mask)
@@ -125,11 +131,18 @@ class MergingNaFlexVit(NaFlexVit):
 def run_blocks(model: nn.Module, x: Tensor, mask: Tensor | None, *, take: Collection[int] = (), stop: int | None = None) -> tuple[Tensor, Tokens, list[Tensor]]:
     """x [B, N0, D] through the blocks, `stop` of them -> x [B, N, D], what its tokens stand for, and [B, N0, D] after each block in `take`."""
     tokens, taken = Tokens(mask=mask), []
-    for index, block in enumerate(model.blocks[:stop]):
+    for index, block in enumerate(model.blocks):
+        if index == stop:
+            break
         x, tokens = checkpoint(block, x, tokens) if model.grad_checkpointing else block(x, tokens)
         if index in take:
             taken.append(unmerge_tokens(x, tokens.source))
     return x, tokens, taken
+
+
+def check_format(output_fmt: str) -> None:
+    if output_fmt not in ("NCHW", "NLC"):
+        raise ValueError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}")
 
 
 def arrange(

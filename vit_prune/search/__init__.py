@@ -2,17 +2,20 @@
 
 import copy
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from vit_prune.calibrate import calibrate
+from vit_prune.measure.macs import macs
 from vit_prune.methods.base import MethodConfig
 from vit_prune.patch.check import check_host
 from vit_prune.prune import check_blocks
 from vit_prune.search.bench import FIDELITIES, Batch, Bench
 from vit_prune.search.cost import LatencyCost, MacsCost
-from vit_prune.search.found import Found, configured, load_found
+from vit_prune.search.found import Found, architecture, configured, load_found, needs_calibration
 from vit_prune.search.greedy import CannotReach, Curves, descend, evenly
 from vit_prune.search.levels import Searchable, Setting, State, finer, knobs_of, levels_of, neighbours, orders_of, plan_from
 
@@ -21,6 +24,7 @@ __all__ = ["Found", "Search", "load_found", "search"]
 WEIGHTS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of one knob against the others
 CLOSE = 0.01  # a measured ratio of time is near enough to its target
 CORRECTIONS = 4
+MISSED = 0.03  # beyond this a user is told
 RADII = (1.0, 0.5, 0.25)  # of exchanges, as shares of the way to the neighbours
 
 
@@ -62,6 +66,7 @@ class Search:
         check_host(model)
         check_blocks(model, [("heads" in self.knobs, "channels" in self.knobs)] * len(model.blocks))
         self.fidelity, self.batches = fidelity, batches_of(model, loader, fidelity)
+        macs(model, tuple(self.batches[0][0].shape[-2:]))  # which says no to images of another size than the model's
         configs = [method for method in self.methods if isinstance(method, MethodConfig)]
         if needs_calibration(configs) and not getattr(model, "calibration", None):
             calibrate(model, self.batches)
@@ -87,6 +92,8 @@ class Search:
     def find(self, target: str, *, exchanges: int = 3) -> Found:
         """The state that loses least at the target, as a recipe. Raises: ValueError as `search`."""
         kind, share = parse_target(target)
+        if exchanges < 0:
+            raise ValueError(f"exchanges must be at least 0, got {exchanges}")
         if kind == "macs":
             return self._found(target, self._best(self.macs, share, exchanges), self.macs)
         cost = LatencyCost(self.bench, self.img_size, copy.deepcopy(self.model).eval())
@@ -107,22 +114,22 @@ class Search:
             if abs(found.measured - share) <= CLOSE:
                 break
             asked *= share / found.measured
-        return min(tried, key=lambda found: abs(found.measured - share))
+        best = min(tried, key=lambda found: abs(found.measured - share))
+        if abs(best.measured - share) > MISSED:
+            reason = "a busy machine, or methods that save no time here"
+            warnings.warn(f"the nearest to {target} that was found measures {best.measured:.3f}: {reason}", stacklevel=3)
+        return best
 
     def _found(self, target: str, state: State, cost: MacsCost) -> Found:
-        found = Found(
-            methods=configured(self.methods, state),
-            plan=plan_from(self.model, state, self.orders),
-            target=target,
-            share=cost.share(state),
-            loss=self.bench.loss(state),
-            fidelity=self.fidelity,
-        )
-        if not isinstance(cost, LatencyCost):
-            return found
-        is_stale = found.plan is not None and getattr(self.model, "calibration", None)
-        pruned = found.apply(copy.deepcopy(self.model), self.batches if is_stale else None)
-        return Found(**{**vars(found), "measured": cost.measure(pruned)})
+        methods, plan = configured(self.methods, state), plan_from(self.model, state, self.orders)
+        name = architecture(self.model)
+        found = Found(methods=methods, plan=plan, target=target, share=cost.share(state), loss=0.0, fidelity=self.fidelity, model=name)
+        is_stale = plan is not None and needs_calibration(methods)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="the calibration was of the model before pruning")
+            pruned = found.apply(copy.deepcopy(self.model), self.batches if is_stale else None).eval()
+        measured = cost.measure(pruned) if isinstance(cost, LatencyCost) else None
+        return replace(found, loss=self.bench.loss_of(pruned), measured=measured)  # of the recipe itself: on the bench what is cut is only silent
 
     def _best(self, cost: MacsCost, target: float, exchanges: int) -> State:
         """The best of several weights between the knobs, with blocks alike and by what each loses alone; then improved."""
@@ -209,6 +216,8 @@ def batches_of(model: nn.Module, loader: Iterable, fidelity: str) -> list[Batch]
     like = next(model.parameters())
     batches = []
     for batch in loader:
+        if not isinstance(batch, (Tensor, tuple, list)) or not len(batch):
+            raise ValueError(f"the loader must give batches of images, or (images, labels), got a {type(batch).__name__}")
         images, labels = (batch, None) if isinstance(batch, Tensor) else (batch[0], batch[1] if len(batch) > 1 else None)
         if images.ndim != 4 or not images.is_floating_point():
             raise ValueError(f"the loader must give batches of float images [B, C, H, W], got {images.dtype} {tuple(images.shape)}")
@@ -221,9 +230,6 @@ def batches_of(model: nn.Module, loader: Iterable, fidelity: str) -> list[Batch]
         raise ValueError(f"fidelity {fidelity} needs a classifier, and this model has none: take features")
     if fidelity == "labels" and any(labels is None for _, labels in batches):
         raise ValueError("fidelity labels needs batches (images, labels)")
+    if fidelity == "labels" and max(int(labels.max()) for _, labels in batches) >= model.num_classes:
+        raise ValueError(f"the labels go beyond the {model.num_classes} classes of the model")
     return batches
-
-
-def needs_calibration(methods: Iterable[MethodConfig]) -> bool:
-    """True where a method reads mean queries or principal directions."""
-    return any(getattr(method, "importance", None) == "column_mean" or getattr(method, "needs_features", False) for method in methods)

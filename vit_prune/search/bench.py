@@ -31,13 +31,21 @@ class Bench:
         self.model = copy.deepcopy(model).eval()
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
+        self.batches, self.orders, self.fidelity = batches, orders, fidelity
+        self.expected = [self.unpruned(images) for images, _ in batches]
         others = [method for method in methods if not isinstance(method, ToMe)]
         merging = next((method for method in methods if isinstance(method, ToMe)), ToMe(r=0))
         patch(self.model, [replace(merging, r=0), *(replace(one, keep=1.0) if isinstance(one, Columns) else one for one in others)])
-        self.batches, self.orders, self.fidelity = batches, orders, fidelity
         self.whole = [(block.attn.proj.weight.clone(), block.mlp.fc2.weight.clone()) if cuts(order) else None for block, order in self.pairs()]
         self.dense = (Setting(),) * len(self.model.blocks)
-        self.expected = [self.forward(images) for images, _ in batches]
+
+    @torch.no_grad()
+    def unpruned(self, images: Tensor) -> Tensor:
+        """Features [B, N0, D] of the model as it came. Raises: ValueError where they are no numbers."""
+        features = self.forward(images)
+        if not features.isfinite().all():
+            raise ValueError("the model's features are not finite on the loader's images: nothing can be compared with them")
+        return features
 
     def pairs(self) -> Iterator[tuple[nn.Module, Order]]:
         """Each block with the order of its heads and channels."""
@@ -59,7 +67,12 @@ class Bench:
     def loss(self, state: State) -> float:
         """Mean over the images."""
         self.set(state)
-        return sum(self.lost(index, self.forward(images)) * len(images) for index, (images, _) in enumerate(self.batches)) / self.num_images
+        return self.loss_of(self.model)
+
+    @torch.no_grad()
+    def loss_of(self, model: nn.Module) -> float:
+        """What a model like this one loses, mean over the images."""
+        return sum(self.lost(index, model.forward_features(images)) * len(images) for index, (images, _) in enumerate(self.batches)) / self.num_images
 
     @property
     def num_images(self) -> int:
@@ -103,8 +116,8 @@ class Bench:
         """Against the unpruned model: 1 - cosine of the patches' features, the divergence of the predictions, or the labels' cross-entropy that is added."""
         expected, P = self.expected[index], self.model.num_prefix_tokens
         if self.fidelity == "features":
-            return 1 - F.cosine_similarity(features[:, P:], expected[:, P:], dim=-1).mean().item()
-        logits, before = self.model.forward_head(features), self.model.forward_head(expected)
+            return 1 - F.cosine_similarity(features[:, P:].float(), expected[:, P:].float(), dim=-1).mean().item()
+        logits, before = self.model.forward_head(features).float(), self.model.forward_head(expected).float()
         if self.fidelity == "logits":
             return F.kl_div(logits.log_softmax(-1), before.log_softmax(-1), log_target=True, reduction="batchmean").item()
         labels = self.batches[index][1]

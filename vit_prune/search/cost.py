@@ -18,12 +18,12 @@ from vit_prune.search.bench import Bench
 from vit_prune.search.levels import Setting, State
 
 PROJECTIONS, ATTENTION, OVERHEAD = ("q", "kv", "gate", "proj", "mlp"), ("qk", "av"), ("bias", "selection")
-BY_HEADS = ("q", "kv", "qk", "av", "gate", "proj", "bias")
+BY_HEADS = ("q", "kv", "qk", "av", "gate", "proj", "bias")  # the selection's own counts are told how many heads are left
 RUNS, WARMUP = 15, 3
 
 
 class MacsCost:
-    """Closed-form MACs. Those of the selection are taken as if all heads were there."""
+    """Closed-form MACs, as those of the cut model."""
 
     def __init__(self, bench: Bench, img_size: tuple[int, int]) -> None:
         self.bench, model = bench, bench.model
@@ -59,10 +59,12 @@ class MacsCost:
         block = self.bench.model.blocks[index]
         stack = block.attn.prune
         stack.tome.r = setting.r
+        heads_left = block.attn.num_heads - setting.heads
+        stack.tome.num_heads = heads_left
         for method in stack.choosers:
-            method.keep_ratio = setting.keep
+            method.keep_ratio, method.num_heads = setting.keep, heads_left
         counted: BlockMacs = self.counter(index, num_tokens)
-        heads = 1 - setting.heads / block.attn.num_heads
+        heads = heads_left / block.attn.num_heads
         channels = 1 - setting.channels / num_channels(block.mlp) if setting.channels else 1.0
         shares = {**dict.fromkeys(BY_HEADS, heads), "mlp": channels}
         return {part: count * shares.get(part, 1.0) for part, count in counted.parts.items()}, counted.num_merged

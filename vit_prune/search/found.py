@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from vit_prune.patch import patch
 from vit_prune.prune import prune
 from vit_prune.search.levels import Searchable, State
 
-KEYS = ("target", "share", "measured", "loss", "fidelity", "methods", "prune_plan")
+KEYS = ("model", "target", "share", "measured", "loss", "fidelity", "methods", "prune_plan")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Found:
         methods: for `patch`, with one keep ratio and one r per block. plan: for `prune`; None cuts nothing.
         target: what was asked for. share: the cost that is predicted, as a share of the unpruned model's. measured: under a latency target, the
             median of the paired ratios of time, of the fused model. loss: what it loses on the images of the search, by `fidelity`.
+        model: timm's name of the architecture that was searched, where it has one.
     """
 
     methods: tuple[MethodConfig, ...]
@@ -38,12 +40,20 @@ class Found:
     loss: float
     fidelity: str
     measured: float | None = None
+    model: str | None = None
 
     def apply(self, model: nn.Module, loader: Iterable | None = None) -> nn.Module:
         """Cut and patch a model like the one that was searched, in place; the loader calibrates what is cut anew, where a method needs that.
 
-        Raises: ValueError where a calibration is needed, and there is neither one nor a loader.
+        It warns where the model is of another architecture by name: the settings were found for the one, and may lose more on the other.
+
+        Raises: ValueError where a calibration is needed, and there is neither one that fits nor a loader. Nothing is changed then.
         """
+        if loader is None and needs_calibration(self.methods) and (self.plan is not None or not getattr(model, "calibration", None)):
+            before = "" if self.plan is not None else ", or run vp.calibrate before"
+            raise ValueError(f"a method of this recipe reads a calibration of what the recipe leaves of the model: give apply a loader of images{before}")
+        if None not in (self.model, name := architecture(model)) and self.model != name:
+            warnings.warn(f"the recipe was searched on {self.model}, and goes onto {name}: nobody knows what it loses there", stacklevel=2)
         if self.plan is not None:
             if loader is not None and getattr(model, "calibration", None):
                 del model.calibration  # made anew below
@@ -55,7 +65,7 @@ class Found:
     def to_dict(self) -> dict:
         """JSON-able."""
         methods = [method.to_dict() for method in self.methods]
-        values = {key: getattr(self, key) for key in KEYS[:5]}
+        values = {key: getattr(self, key) for key in KEYS[:6]}
         return json.loads(json.dumps(values | {"methods": methods, "prune_plan": None if self.plan is None else self.plan.to_dict()}))
 
     def save(self, path: str | Path, comment: str = "") -> None:
@@ -88,6 +98,16 @@ def load_found(path: str | Path) -> Found:
         return Found(methods=methods, plan=None if plan is None else PrunePlan.from_dict(plan), **values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def architecture(model: nn.Module) -> str | None:
+    """timm's name of it; None for a model that was not built by name."""
+    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or None
+
+
+def needs_calibration(methods: Iterable[MethodConfig]) -> bool:
+    """True where a method reads mean queries or principal directions."""
+    return any(getattr(method, "importance", None) == "column_mean" or getattr(method, "needs_features", False) for method in methods)
 
 
 def text_of(found: Found) -> str:

@@ -11,6 +11,7 @@ from vit_prune.search.levels import Setting, State, uniform
 Curves = Mapping[tuple[str, int], Sequence[tuple[float, float]]]  # (knob, block): (value, loss), from nothing to strong
 LEAST_LOSS = 1e-9
 BISECTIONS = 12
+ADVICE = "ask for a larger share, or search another method with it (docs/search.md says how far each one goes)"
 
 
 class CannotReach(ValueError):
@@ -21,7 +22,7 @@ def evenly(cost: MacsCost, levels: Mapping[str, Sequence[float]], target: float,
     """The weakest state with all blocks alike whose cost is at the target; each knob is turned weight times as far. Raises: CannotReach."""
     weak, strong = 0.0, 1.0 / min(weights.values())
     if cost.share(uniform(levels, {knob: strong * weight for knob, weight in weights.items()}, depth)) > target:
-        raise CannotReach(f"{', '.join(weights)}, alike in all blocks, do not come down to {target:g} of the unpruned cost")
+        raise CannotReach(f"{', '.join(weights)}, alike in all blocks, do not come down to {target:g} of the unpruned cost; {ADVICE}")
     for _ in range(BISECTIONS):
         middle = (weak + strong) / 2
         over = cost.share(uniform(levels, {knob: middle * weight for knob, weight in weights.items()}, depth)) > target
@@ -42,7 +43,7 @@ def descend(cost: MacsCost, curves: Curves, target: float, weights: Mapping[str,
     while share > target:
         moves = list(steps(cost, curves, places, state, share, weights))
         if not moves:
-            raise CannotReach(f"{', '.join(weights)} at full strength come to {share:.3f} of the unpruned cost, not to {target:g}")
+            raise CannotReach(f"{', '.join(weights)} at full strength come to {share:.3f} of the unpruned cost, not to {target:g}; {ADVICE}")
         _, key, place, state = max(moves, key=lambda move: move[0])
         places[key], share = place, cost.share(state)
     return relaxed(cost, curves, places, state, target, weights)

@@ -1,6 +1,7 @@
 """Make the points of a sweep: one method at one share and one image size each. Quality comes first, then what it costs, paired with the unpruned model."""
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,12 +20,14 @@ from vit_prune.measure.macs import macs
 from vit_prune.measure.setting import Setting
 from vit_prune.search import Found, Search, load_found
 from vit_prune.search.found import text_of
-from vit_prune.sweep.config import PHOTOGRAPHS, SEARCH, SweepConfig, configured
+from vit_prune.search.greedy import CannotReach
+from vit_prune.sweep.config import PHOTOGRAPHS, SEARCH, UNPRUNED, SweepConfig, configured, file_part
 from vit_prune.sweep.judge import COLUMNS, Half, Labelled, Photographs, judge_for
 from vit_prune.sweep.strength import OutOfReach, pruned, strength_for
 from vit_prune.train.build import build_model
 
-UNPRUNED = "unpruned"
+log = logging.getLogger(__name__)
+
 OFF_THE_SHELF, TRAINED = "off the shelf", "trained"
 FEWEST_RUNS = 11
 WARMUP = 3
@@ -45,6 +48,8 @@ def unpruned(config: SweepConfig, size: int | None) -> nn.Module:
     if config.data == PHOTOGRAPHS:
         kwargs["num_classes"] = 0
     model = build_model(config.model, pretrained=config.checkpoint == "", **kwargs).eval()
+    if config.checkpoint is None:
+        log.warning("no checkpoint: the weights are random")
     if config.checkpoint:
         load_weights(model, config.checkpoint)
     return model
@@ -84,7 +89,7 @@ class SizeBench:
                 results.append(self.result(model, half))
                 hows.append(how)
                 first = first or model
-        except OutOfReach as error:
+        except (OutOfReach, CannotReach) as error:
             return self.cells(point, how="", note=str(error))
         values = {key: None if results[0][key] is None else fmean(result[key] for result in results) for key in results[0]}
         if len(self.seeds(point)) > 1:
@@ -123,13 +128,13 @@ class SizeBench:
 
     def found(self, point: Point, entries: list, half: int) -> Found:
         """At the share, searched on the half that calibrates, and saved beside the points; the file of an earlier start is taken as it is."""
-        name = f"found-{point.method.replace(' ', '-').replace('/', '-')}-{point.img_size}-{point.share:g}{'-other-half' if half else ''}.yaml"
+        name = f"found-{file_part(point.method)}-{point.img_size}-{point.share:g}{'-other-half' if half else ''}.yaml"
         path = Path(self.config.output) / name
         if path.exists():
             return load_found(path)
         key = point.method, half
         if key not in self.searches:
-            self.searches[key] = Search(self.calibrated[half], self.judge.halves[half].searched, [configured(entry, {}) for entry in entries])
+            self.searches[key] = Search(self.calibrated[half], self.judge.halves[half].calibration, [configured(entry, {}) for entry in entries])
         found = self.searches[key].find(f"macs:{point.share}")
         found.save(path, comment=f"vp.search, {self.config.model} at {point.img_size} px")
         return found

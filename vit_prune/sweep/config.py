@@ -21,10 +21,11 @@ from vit_prune.checkpoint.rebuild import method_from
 from vit_prune.methods.base import MethodConfig
 from vit_prune.methods.l1 import L1
 from vit_prune.search.levels import Searchable, knobs_of
-from vit_prune.train.checks import check_name
+from vit_prune.train.checks import check_device, check_name
 from vit_prune.train.recipe import load_yaml
 
 PHOTOGRAPHS = "photographs"
+UNPRUNED = "unpruned"  # the label of the model itself
 AUTO = "auto"
 DIALS = {"tome": ("r",), "columns": ("keep",), "l1": ("heads", "mlp")}
 ANY = {"r": 1, "keep": 0.5, "heads": 0.5, "mlp": 0.5}  # to check an entry by, before its dials are known
@@ -80,10 +81,35 @@ class SweepConfig:
         if bool(self.methods) != (self.model is not None) or not (self.methods or self.trained):
             raise ValueError("a sweep needs a model and methods, or trained folders, or both")
         check_shares(self.shares)
+        for name in ("runs", "threads", "batch_size", "calibration_images"):
+            check_positive(name, getattr(self, name))
+        for size in self.img_size:
+            check_positive("img_size", size)
+        check_device(self.device)
+        self._check_labels()
         if self.trained and self.data == PHOTOGRAPHS:
             raise ValueError("trained folders are compared by accuracy: give data, e.g. fashion-mnist, and data_dir")
         for label, entries in self.methods.items():
             check_entries(label, entries)
+
+    def _check_labels(self) -> None:
+        """A row is known by its label, a recipe's file by what is left of it."""
+        for label in (*self.methods, *self.trained):
+            if not isinstance(label, str) or label == UNPRUNED or (label in self.methods and label in self.trained):
+                raise ValueError(f"each label must be a text of its own, other than {UNPRUNED!r}, got {label!r}")
+        searched = [label for label, entries in self.methods.items() if isinstance(entries, Mapping)]
+        if len({file_part(label) for label in searched}) < len(searched):
+            raise ValueError(f"labels of searches must differ in more than spaces and strokes, or they share a file: {', '.join(searched)}")
+
+
+def file_part(label: str) -> str:
+    """A label in a file's name."""
+    return label.replace(" ", "-").replace("/", "-")
+
+
+def check_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
 
 
 def check_shares(shares: Sequence) -> None:
@@ -97,11 +123,16 @@ def check_shares(shares: Sequence) -> None:
 def check_entries(label: str, entries: object) -> None:
     """Raises: ValueError that names the label and what is wrong."""
     searched = isinstance(entries, Mapping)
+    if searched and SEARCH not in entries:
+        raise ValueError(f"method {label} must be a list of entries such as [{{name: tome, r: auto}}], or {{search: [...]}} of them, got {entries!r:.80}")
     if searched and (unknown := entries.keys() - {SEARCH, "shares"}):
         raise ValueError(f"method {label}: a search takes search and shares, not {', '.join(sorted(unknown))}")
     listed = entries.get(SEARCH) if searched else entries
     if not isinstance(listed, list) or not listed or not all(isinstance(entry, Mapping) and "name" in entry for entry in listed):
         raise ValueError(f"method {label} must be a list of entries such as {{name: tome, r: auto}}, or {{search: [...]}} of them, got {entries!r:.80}")
+    for weight in (entry.get("weight", 1.0) for entry in listed):
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
+            raise ValueError(f"method {label}: weight must be a number > 0, got {weight!r}")
     try:
         configs = [configured(entry, ANY) for entry in listed]
         if searched:

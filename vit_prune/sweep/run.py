@@ -3,6 +3,7 @@
 import csv
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,11 +11,15 @@ from tqdm import tqdm
 
 from vit_prune.checkpoint import load
 from vit_prune.measure.inputs import image_size
-from vit_prune.sweep.bench import UNPRUNED, Point, SizeBench, first_folder, unpruned
-from vit_prune.sweep.config import SweepConfig, shares_of
+from vit_prune.measure.macs import macs
+from vit_prune.sweep.bench import Point, SizeBench, first_folder, folders_of, unpruned
+from vit_prune.sweep.config import UNPRUNED, SweepConfig, shares_of
+from vit_prune.sweep.judge import Labelled
+from vit_prune.sweep.same import record
 from vit_prune.train.state import as_csv, write_atomically
 
 FILE = "points.csv"
+NEEDED = ("method", "target_share", "img_size", "latency_share", "peak_mib", "note")  # columns that a second start reads
 
 
 def run_sweep(config: SweepConfig) -> list[dict]:
@@ -25,8 +30,9 @@ def run_sweep(config: SweepConfig) -> list[dict]:
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     path = Path(config.output) / FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = {point_of(row): row for row in read_rows(path)}
+    check_folders(config)
+    record(config)
     points = [point for point in points_of(config) if not is_finished(rows.get(point), config)]
     with tqdm(total=len(points), unit=" points", file=sys.stderr, disable=None) as bar:
         for point, row in measured(config, points, rows, bar):
@@ -37,8 +43,19 @@ def run_sweep(config: SweepConfig) -> list[dict]:
 
 
 def is_finished(row: Mapping | None, config: SweepConfig) -> bool:
-    """A row that was made without latency is finished only where none is asked for."""
-    return row is not None and bool(row["note"] or row["latency_share"] or not config.latency or row["method"] == UNPRUNED)
+    """A row that was made without latency, or memory, is finished only where none is asked for."""
+    wanted = ("latency_share", "peak_mib") if config.memory else ("latency_share",)
+    return row is not None and bool(row["note"] or row["method"] == UNPRUNED or not config.latency or all(row[name] for name in wanted))
+
+
+def check_folders(config: SweepConfig) -> None:
+    """Raises: OSError or ValueError for a trained folder that cannot be loaded, or is of other classes or another size than the sweep's."""
+    size = None
+    for folder in [folder for label in config.trained for folder in folders_of(config, label)]:
+        model = load(folder).eval()
+        size = size or own_size(config)
+        macs(model, size)
+        Labelled(model, replace(config, methods={}, model=None)).check(folder, model)
 
 
 def points_of(config: SweepConfig) -> list[Point]:
@@ -71,7 +88,10 @@ def read_rows(path: Path) -> list[dict]:
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        rows = csv.DictReader(file)
+        if lost := [name for name in NEEDED if name not in (rows.fieldnames or ())]:
+            raise ValueError(f"{path} has no column {lost[0]}: it is of another version or was edited; move it away, and its points are made again")
+        return list(rows)
 
 
 def point_of(row: Mapping) -> Point:

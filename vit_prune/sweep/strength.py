@@ -44,10 +44,10 @@ def whole_share(share: float, units: int, group: int) -> float:
 def pruned(model: nn.Module, entries: Sequence[Entry], dials: Sequence[Mapping[str, object]], loader: Sequence | None = None) -> nn.Module:
     """A copy with the methods at these dials; what is cut goes first. The loader calibrates what was cut.
 
-    Raises: ValueError where a cut would remove nothing, as `vp.prune`.
+    Where both dials of a cut are at 0 nothing is cut.
     """
     changed = copy.deepcopy(model)
-    configs = [configured(entry, given) for entry, given in zip(entries, dials, strict=True)]
+    configs = [configured(entry, given) for entry, given in zip(entries, dials, strict=True) if does_something(entry, given)]
     cuts = [config for config in configs if not is_method(config)]
     for config in cuts:
         if getattr(changed, "calibration", None):
@@ -59,12 +59,16 @@ def pruned(model: nn.Module, entries: Sequence[Entry], dials: Sequence[Mapping[s
     return patch(changed, methods) if methods else changed
 
 
+def does_something(entry: Entry, given: Mapping[str, object]) -> bool:
+    """False of a cut with both dials at 0, which is no config."""
+    values = {**entry, **given}
+    return entry["name"] != "l1" or bool(values.get("heads") or values.get("mlp"))
+
+
 def share_at(model: nn.Module, entries: Sequence[Entry], strength: float, img_size: tuple[int, int], whole: int) -> float:
-    """Of the unpruned model's MACs; 1 where the strength is too small to remove anything."""
+    """Of the unpruned model's MACs."""
     num_patches = macs(model, img_size).num_tokens - model.num_prefix_tokens
     dials = [turned(entry, strength, model, num_patches) for entry in entries]
-    if any(given and not any(given.values()) for entry, given in zip(entries, dials, strict=True) if entry["name"] == "l1"):
-        return 1.0
     blank = torch.zeros(1, getattr(model, "in_chans", 3), *img_size)  # what a calibration holds changes no MACs
     return macs(pruned(model, entries, dials, [blank]), img_size).total / whole
 

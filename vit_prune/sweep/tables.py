@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from vit_prune.measure.report import text_table
 
-HEADERS = ("method", "px", "target", "MACs", "patch cosine", "prefix cosine", "top-1", "std", "top-5", "time", "ms", "peak MiB", "training", "note")
+HEADERS = (
+    "method", "px", "target", "M MACs", "MACs", "M params", "patch cosine", "prefix cosine",
+    "top-1", "std", "top-5", "time", "ms", "peak MiB", "training", "note",
+)  # fmt: skip
 
 
 def sweep_table(rows: Sequence[Mapping]) -> str:
@@ -14,7 +17,9 @@ def sweep_table(rows: Sequence[Mapping]) -> str:
             str(row["method"]),
             str(row["img_size"]),
             number(row["target_share"], "g"),
+            millions(row["macs"], ",.1f"),
             number(row["macs_share"], ".3f"),
+            millions(row["parameters"], ".3f"),
             number(row["patch_cosine"], ".5f"),
             number(row["prefix_cosine"], ".5f"),
             number(row["top1"], ".2f"),
@@ -30,6 +35,10 @@ def sweep_table(rows: Sequence[Mapping]) -> str:
     ]
     shown = [column for column in range(len(HEADERS)) if any(line[column] for line in lines)]
     return text_table([HEADERS[column] for column in shown], [[line[column] for column in shown] for line in lines])
+
+
+def millions(value: object, form: str) -> str:
+    return "" if value in (None, "") else number(float(value) / 1e6, form)
 
 
 def number(value: object, form: str) -> str:

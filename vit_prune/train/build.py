@@ -101,13 +101,17 @@ def named_model(config: TrainConfig, num_classes: int) -> nn.Module:
 
 
 def add_merging(model: nn.Module, merging: ToMe) -> None:
-    """Patch it in, beside the methods that the model came with, whose weights are still to be learnt or loaded. Raises: as `vp.patch`."""
+    """Patch it in, beside the methods that the model came with, which keep their weights. Raises: as `vp.patch`."""
     stacks = prune_stacks(model)
-    if stacks:
-        unpatch(model)
+    if not stacks:
+        patch(model, merging)
+        return
+    weights = {name: value for name, value in model.state_dict().items() if ".prune." in name}
+    unpatch(model)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the token bias is all zero")
-        patch(model, [*(stacks[0].configs if stacks else ()), merging])
+        patch(model, [*stacks[0].configs, merging], impl=stacks[0].impl)
+    model.load_state_dict(weights, strict=False)
 
 
 def freeze(model: nn.Module, config: TrainConfig) -> None:

@@ -12,7 +12,7 @@ from vit_prune.train.engine import TrainingDiverged
 from vit_prune.train.study import StudyFailed
 
 Config = TypeVar("Config")
-USER_ERRORS = (ValueError, OSError, TrainingDiverged, StudyFailed, UnsupportedModel)
+USER_ERRORS = (ValueError, OSError, ImportError, TrainingDiverged, StudyFailed, UnsupportedModel)
 
 
 def parse_flags(config_class: type[Config], *, default: Config | None = None, args: list[str] | None = None, description: str | None = None) -> Config:
@@ -30,5 +30,7 @@ def main(function: Callable[[], None]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         function()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; what was written stays") from None
     except USER_ERRORS as error:
         raise SystemExit(f"error: {' '.join(str(error).split())}") from error

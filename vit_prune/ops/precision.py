@@ -1,0 +1,16 @@
+"""Where float32 is promised, autocast does not apply."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def full_precision(device_type: str) -> AbstractContextManager:
+    """Autocast off, on devices that have it (`meta` has none)."""
+    return torch.autocast(device_type, enabled=False) if torch.amp.is_autocast_available(device_type) else nullcontext()
+
+
+def at_least_float32(x: Tensor) -> torch.dtype:
+    """float32, or x's own where that is wider."""
+    return torch.promote_types(x.dtype, torch.float32)
