@@ -251,6 +251,7 @@ def test_the_nearest_is_kept_where_no_correction_comes_close(tiny, images, monke
         vp.search(tiny(depth=2), images, "latency:0.8", [COLUMNS, L1], exchanges=0)
 
 
+@pytest.mark.filterwarnings("ignore:the nearest to")
 def test_a_correction_out_of_reach_leaves_what_was_found_before(tiny, images, monkeypatch, nothing_timed):
     monkeypatch.setattr(LatencyCost, "measure", lambda *_: 0.99)
     assert vp.search(tiny(depth=2), images, "latency:0.85", COLUMNS, exchanges=0).measured == 0.99

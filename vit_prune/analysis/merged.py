@@ -19,8 +19,9 @@ def merged_sources(model: nn.Module, images: Tensor) -> Tensor:
     """
     if not any(stack.mergers for stack in prune_stacks(model)):
         raise ValueError("no tokens merge in this model: patch it with ToMe(r=...)")
-    source = model.eval().merged_features(images)[1].source
-    if source is None:
+    x, tokens = model.eval().merged_features(images)
+    source = tokens.source
+    if source.shape[1] == x.shape[1]:
         raise ValueError("every block merges 0 tokens: there is nothing to draw")
     return source[:, model.num_prefix_tokens :]
 
