@@ -4,12 +4,15 @@ import re
 from collections.abc import Hashable
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 
 from vit_prune.train.checks import check_name
 from vit_prune.train.config import TrainConfig
 from vit_prune.train.state import write_atomically
+
+Config = TypeVar("Config")
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -28,7 +31,7 @@ class StrictLoader(yaml.SafeLoader):
 StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
 
 
-def load_recipe(path: str | Path) -> TrainConfig:
+def load_recipe(path: str | Path, kind: type[Config] = TrainConfig) -> Config:
     """The recipe in a YAML file; fields that it leaves out keep their defaults. Keys may be written with - or _.
 
     `base: FILE`, beside it, is a recipe whose fields it takes over where it does not give its own.
@@ -36,24 +39,24 @@ def load_recipe(path: str | Path) -> TrainConfig:
     Raises: OSError where the file cannot be read; ValueError, with the file's name, for what is no YAML mapping, an unknown key (with the
         nearest valid one), a key given twice and a wrong value.
     """
-    values = recipe_values(Path(path))
+    values = recipe_values(Path(path), kind)
     try:
-        return TrainConfig(**values)
+        return kind(**values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def recipe_values(path: Path, inside: tuple[Path, ...] = ()) -> dict:
+def recipe_values(path: Path, kind: type = TrainConfig, inside: tuple[Path, ...] = ()) -> dict:
     """The fields that a recipe and its base give. Raises: OSError; ValueError that names the file, also for bases that lead in a circle."""
     if path.resolve() in inside:
         raise ValueError(f"{path}: its base leads back to this file")
     values = load_yaml(path)
     base = values.pop("base", None)
     try:
-        values = check_keys(values)
+        values = check_keys(values, kind)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return values if base is None else recipe_values(path.parent / str(base), (*inside, path.resolve())) | values
+    return values if base is None else recipe_values(path.parent / str(base), kind, (*inside, path.resolve())) | values
 
 
 def load_yaml(path: str | Path) -> dict:
@@ -67,23 +70,23 @@ def load_yaml(path: str | Path) -> dict:
     return values or {}
 
 
-def check_keys(values: dict) -> dict:
+def check_keys(values: dict, kind: type = TrainConfig) -> dict:
     """The values by the names of fields. Raises: ValueError for an unknown name or one in both spellings."""
     known = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        check_name("key", name, [item.name for item in fields(TrainConfig)])
+        check_name("key", name, [item.name for item in fields(kind)])
         if name in known:
             raise ValueError(f"{name} is given twice")
         known[name] = value
     return known
 
 
-def save_recipe(config: TrainConfig, path: str | Path) -> None:
+def save_recipe(config: Config, path: str | Path) -> None:
     """Every field, in the order of the dataclass; `load_recipe` gives the same config back."""
     write_atomically(path, yaml.safe_dump(plain(config), sort_keys=False))
 
 
-def plain(config: TrainConfig) -> dict:
+def plain(config: Config) -> dict:
     """The fields, tuples as lists: for YAML and for torch.load(weights_only=True)."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}

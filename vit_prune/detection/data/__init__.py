@@ -1,0 +1,1 @@
+"""Images and objects in COCO's format."""

@@ -1,0 +1,207 @@
+"""One run: train, write down, evaluate, go on after a kill."""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from timm.utils import random_seed
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from vit_prune.detection.build import build_detector
+from vit_prune.detection.checkpoint import save_detector
+from vit_prune.detection.config import DetectorConfig
+from vit_prune.detection.data.coco import CocoImages
+from vit_prune.detection.evaluate import evaluate
+from vit_prune.detection.model import MaskRCNN
+from vit_prune.detection.train.config import DetectTrainConfig
+from vit_prune.detection.train.data import JitteredImages, train_batches
+from vit_prune.detection.train.optimizer import create_optimizer, set_rate
+from vit_prune.detection.train.state import LAST, LOCK, RECIPE, lock, read_state, write_rows, write_state
+from vit_prune.measure.memory import peak_memory_mib
+from vit_prune.train.build import pick_device
+from vit_prune.train.distributed import from_primary, is_primary, on_primary, process_group, rank, sum_over_ranks, world_size
+from vit_prune.train.engine import TrainingDiverged
+from vit_prune.train.recipe import plain, save_recipe
+from vit_prune.train.update import Update
+
+log = logging.getLogger(__name__)
+
+FREE = ("output", "device", "workers", "data_dir", "train_images", "val_images", "eval_interval", "max_skipped_steps")  # may change when a run goes on
+
+
+@dataclass
+class Job:
+    """A run that is ready for its next iteration."""
+
+    config: DetectTrainConfig
+    model: MaskRCNN
+    wrapped: nn.Module
+    update: Update
+    device: torch.device
+    images: JitteredImages
+    judged: CocoImages
+    rows: list[dict]
+    iteration: int = 0
+    skipped: int = 0  # updates in a row that were left out
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        return None if self.config.amp is None else getattr(torch, self.config.amp)
+
+
+def run(config: DetectTrainConfig) -> dict:
+    """Train and evaluate; under torchrun, one call in each process. A run that the output folder holds goes on.
+
+    Returns: the last row of metrics.csv. Raises: ValueError or OSError before the first batch for what can be known then; TrainingDiverged.
+    """
+    with process_group(str(pick_device(config.device))) as device:
+        folder = Path(config.output)
+        on_primary(lambda: folder.mkdir(parents=True, exist_ok=True))
+        held = lock(folder / LOCK) if is_primary() else None  # until the end
+        job = prepare(config, device, read_state(folder))
+        on_primary(lambda: save_recipe(job.config, folder / RECIPE))
+        for rows in train(job):
+            on_primary(lambda rows=rows: write(job, folder, rows))
+        if held is not None:
+            held.close()
+        return job.rows[-1]
+
+
+def prepare(config: DetectTrainConfig, device: torch.device, state: dict | None) -> Job:
+    """Build everything, new or as it was. Raises: ValueError or OSError for whatever can be refused before the first batch."""
+    images, judged = (CocoImages(config.place(split, "annotations"), config.place(split, "images")) for split in ("train", "val"))
+    config = resolved(config, images, judged)
+    if state is not None:
+        check_same(config, state)
+    random_seed(config.seed)
+    fresh = {"pretrained": config.pretrained, "checkpoint": config.initial_checkpoint} if state is None else {}
+    model = build_detector(detector_of(config), **fresh).to(device)
+    model.backbone.net.vit.set_grad_checkpointing(config.grad_checkpointing)
+    update = Update(create_optimizer(model, config), clip_grad=config.clip_grad, scaler=GradScaler(device.type, enabled=config.amp == "float16"))
+    wrapped = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None) if world_size() > 1 else model
+    job = Job(config, model, wrapped, update, device, JitteredImages(images, config), judged, rows=[])
+    if state is not None:
+        restore(job, state)
+    return job
+
+
+def resolved(config: DetectTrainConfig, images: CocoImages, judged: CocoImages) -> DetectTrainConfig:
+    """With the data's number of classes. Raises: ValueError for other categories in the two files, or too many for the model."""
+    if images.categories != judged.categories:
+        raise ValueError(f"{images.path} and {judged.path} have other categories")
+    count = len(images.categories.ids)
+    if config.num_classes not in (0, count):
+        raise ValueError(f"num_classes is {config.num_classes}, the data has {count} categories")
+    return replace(config, num_classes=count)
+
+
+def detector_of(config: DetectTrainConfig) -> DetectorConfig:
+    return DetectorConfig(**{item.name: getattr(config, item.name) for item in fields(DetectorConfig)})
+
+
+def check_same(config: DetectTrainConfig, state: dict) -> None:
+    """Raises: ValueError for a setting that the run did not begin with."""
+    now = plain(config)
+    changed = [name for name in now if name not in FREE and state["config"].get(name) != now[name]]
+    if changed:
+        name = changed[0]
+        raise ValueError(f"{config.output} holds a run with {name} {state['config'].get(name)!r}, not {now[name]!r}: give another --output")
+    if state["world_size"] != world_size():
+        raise ValueError(f"the run began with {state['world_size']} processes, now there are {world_size()}: the batches would be others")
+
+
+def restore(job: Job, state: dict) -> None:
+    job.model.load_state_dict(state["model"])
+    job.update.optimizer.load_state_dict(state["optimizer"])
+    if state["scaler"]:
+        job.update.scaler.load_state_dict(state["scaler"])
+    job.rows, job.iteration, job.skipped = state["rows"], state["iteration"], state["skipped"]
+
+
+def train(job: Job) -> Iterator[list[dict]]:
+    """The rows so far, whenever it is time to write them down."""
+    config, meter = job.config, Meter(job.device)
+    batches = iter(train_batches(job.images, config, job.iteration))
+    while job.iteration < config.iterations:
+        job.model.train()
+        meter.add(*step(job, *next(batches)))
+        job.iteration += 1
+        if job.iteration % config.checkpoint_interval == 0 or job.iteration == config.iterations:
+            job.rows.append({"iteration": job.iteration} | meter.row() | judge(job))
+            meter = Meter(job.device)
+            yield job.rows
+
+
+def step(job: Job, images: tuple[Tensor, ...], targets: tuple[dict, ...]) -> tuple[dict[str, Tensor], float, int]:
+    """One update. Returns: the losses, the rate, and objects that lost their area. Raises: TrainingDiverged."""
+    config = job.config
+    random_seed(int(np.random.SeedSequence((config.seed, job.iteration, rank())).generate_state(1)[0]))
+    lr = set_rate(job.update.optimizer, config, job.iteration)
+    dropped = sum(int(target["dropped"]) for target in targets)
+    on_device = [{name: value.to(job.device) for name, value in target.items() if name != "dropped"} for target in targets]
+    with torch.autocast(job.device.type, job.autocast_dtype, enabled=job.autocast_dtype is not None):
+        losses = job.wrapped([image.to(job.device) for image in images], on_device)
+    total = sum(losses.values())
+    job.update.backward(total)
+    job.skipped = 0 if job.update.step() else job.skipped + 1
+    if job.skipped >= config.max_skipped_steps:
+        raise TrainingDiverged(total.item(), f"in iteration {job.iteration + 1}, the last of {job.skipped} in a row without a finite gradient")
+    return {name: loss.detach() for name, loss in losses.items()}, lr, dropped
+
+
+class Meter:
+    """Means of the losses since the last row."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.sums, self.steps, self.lr, self.dropped, self.start = device, {}, 0, 0.0, 0, time.perf_counter()
+
+    def add(self, losses: dict[str, Tensor], lr: float, dropped: int) -> None:
+        self.sums = {name: self.sums.get(name, 0) + loss for name, loss in losses.items()}
+        self.steps, self.lr, self.dropped = self.steps + 1, lr, self.dropped + dropped
+
+    def row(self) -> dict:
+        """Of all processes."""
+        means = sum_over_ranks(torch.stack([*self.sums.values()]).double()) / self.steps / world_size()
+        dropped = int(sum_over_ranks(torch.tensor(self.dropped, device=self.device)))
+        seconds = (time.perf_counter() - self.start) / self.steps
+        memory = round(peak_memory_mib(self.device), 1)
+        return {**dict(zip(self.sums, means.tolist(), strict=True)), "lr": self.lr, "dropped": dropped, "seconds": seconds, "peak_memory_mib": memory}
+
+
+def judge(job: Job) -> dict:
+    """AP of boxes and masks where it is time for them, the same in every process."""
+    config = job.config
+    due = job.iteration == config.iterations or (config.eval_interval and job.iteration % config.eval_interval == 0)
+    metrics = from_primary(evaluate(job.model, job.judged, config.image_size, job.device, autocast_dtype=job.autocast_dtype)) if due else None
+    return {f"{kind}_{name}": metrics and metrics[kind][name] for kind in ("box", "mask") for name in ("AP", "AP50", "AP75")}
+
+
+def write(job: Job, folder: Path, rows: list[dict]) -> None:
+    """First what a run goes on from, then what people look at. Raises: OSError for a full disk."""
+    state = {
+        "config": plain(job.config),
+        "world_size": world_size(),
+        "model": job.model.state_dict(),
+        "optimizer": job.update.optimizer.state_dict(),
+        "scaler": job.update.scaler.state_dict(),
+        "rows": rows,
+        "iteration": job.iteration,
+        "skipped": job.skipped,
+    }
+    write_state(folder, state)
+    save_detector(job.model, detector_of(job.config), job.judged.categories, folder / LAST)
+    write_rows(folder, rows)
+    log.info(describe(rows[-1], job.config.iterations))
+
+
+def describe(row: dict, iterations: int) -> str:
+    losses = ", ".join(f"{name[5:]} {value:.3f}" for name, value in row.items() if name.startswith("loss_"))
+    found = [f"{kind} AP {row[f'{kind}_AP']:.1f}, AP50 {row[f'{kind}_AP50']:.1f}" for kind in ("box", "mask") if row[f"{kind}_AP"] is not None]
+    left = (iterations - row["iteration"]) * row["seconds"] / 60
+    return "; ".join((f"iteration {row['iteration']}/{iterations}: {losses}", *found, f"{row['seconds']:.2f} s each, {left:.0f} min left"))
