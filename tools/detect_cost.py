@@ -8,6 +8,7 @@ Prints GFLOPs (2 x MACs) in the layout of the paper's Table 2, and with --latenc
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import tyro
@@ -39,7 +40,7 @@ class Flags:
     image_size: int = 1024  # pixels per side
     num_classes: int = 80  # of the heads
     latency: bool = False  # measure time too
-    dtype: tuple[str, ...] = ("float32",)  # float32, bfloat16, float16
+    dtype: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32",)  # that are timed
     runs: int = 11  # rounds that are timed
     threads: int = 1  # of the CPU
     device: str | None = None  # e.g. cpu, cuda (None: cuda where there is one)

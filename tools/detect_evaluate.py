@@ -6,6 +6,7 @@ Prints a table, and writes one JSON with --output; --results keeps what was foun
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import tyro
@@ -30,7 +31,7 @@ class Flags:
     weights: Path | None = None  # other weights for the same detector, e.g. detectron2's model_final.pth
     batch_size: int = 1  # changes no figure where images are padded to a square
     workers: int = 2  # processes that load images
-    amp: str | None = None  # bfloat16 or float16
+    amp: Literal["bfloat16", "float16"] | None = None  # compute in it where that is safe (None: float32)
     device: str | None = None  # e.g. cpu, cuda (None: cuda where there is one)
     output: Path | None = None  # a JSON of all figures
     results: Path | None = None  # a JSON of all detections, in COCO's result format

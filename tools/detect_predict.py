@@ -1,6 +1,6 @@
 """Draw what a detector finds: `python tools/detect_predict.py --checkpoint output/detect/last --images FILE ... --output FOLDER`.
 
-Writes each picture with boxes, masks and names under the same name into the folder, and detections.json with all of them.
+Writes each picture with boxes, masks and names as NAME.png into the folder, and detections.json with all of them.
 """
 
 import json
@@ -30,6 +30,9 @@ class Flags:
 
 def run() -> None:
     flags = tyro.cli(Flags, description=__doc__)
+    names = [path.stem for path in flags.images]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise ValueError(f"two images are called {twice[0]}, and would be drawn into one file: draw them into two folders")
     model, config, categories = load_detector(flags.checkpoint)
     device = pick_device(flags.device)
     model = model.to(device).eval()

@@ -5,17 +5,20 @@ DETECTRON2/tools/lazyconfig_train_net.py --config-file configs/detectron2/mask_r
 Hardware: 8 GPUs of 40 GB or more, some days; never run here. Expected: 43.3 box AP (the paper's Table 2).
 """
 
+import os
 from functools import partial
+from pathlib import Path
 
 import detectron2.data.transforms as T
 from detectron2 import model_zoo
 from detectron2.config import LazyCall as L
+from detectron2.data import DatasetCatalog
 from detectron2.modeling.backbone.fpn import LastLevelMaxPool
 from detectron2.modeling.backbone.vit import get_vit_lr_decay_rate
 from detectron2.solver import WarmupParamScheduler
 from fvcore.common.param_scheduler import MultiStepParamScheduler
 
-from vit_prune.detection.detectron2_engine import Pyramid, ViT
+from vit_prune.detection.detectron2_engine import Pyramid, ViT, register_coco
 
 IMAGE_SIZE = 1024
 
@@ -30,7 +33,14 @@ model.backbone = L(Pyramid)(
     square_pad=IMAGE_SIZE,
 )
 
+COCO = Path(os.environ.get("DETECTRON2_DATASETS", "datasets")) / "coco"
+for split in ("train", "val"):
+    if f"coco_2017_{split}_by_vit_prune" not in DatasetCatalog:
+        register_coco(f"coco_2017_{split}_by_vit_prune", COCO / f"annotations/instances_{split}2017.json", COCO / f"{split}2017")
+
 dataloader = model_zoo.get_config("common/data/coco.py").dataloader
+dataloader.train.dataset.names = "coco_2017_train_by_vit_prune"
+dataloader.test.dataset.names = "coco_2017_val_by_vit_prune"
 dataloader.train.mapper.augmentations = [
     L(T.RandomFlip)(horizontal=True),
     L(T.ResizeScale)(min_scale=0.1, max_scale=2.0, target_height=IMAGE_SIZE, target_width=IMAGE_SIZE),

@@ -41,9 +41,12 @@ def test_a_mirror_mirrors_all_and_twice_is_nothing():
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 1.7])
 def test_a_resize_keeps_boxes_and_masks_together(ratio):
     image, target = sample()
-    smaller, other = augment.resized(image, target, ratio)
-    assert (other["masks"].shape[1:], smaller.size) == ((round(40 * ratio), round(60 * ratio)), (round(60 * ratio), round(40 * ratio)))
-    assert (augment.boxes_of(other["masks"]) - other["boxes"]).abs().max() <= 1
+    after = augment.resize_image(image, ratio).size
+    other = augment.moved(target, image.size, after, (0, 0), after)
+    assert (other["masks"].shape[1:], after) == ((round(40 * ratio), round(60 * ratio)), (round(60 * ratio), round(40 * ratio)))
+    assert (other["boxes"] - target["boxes"] * ratio).abs().max() <= 1
+    expected = torch.nn.functional.interpolate(target["masks"][None], size=after[::-1], mode="nearest-exact")[0]
+    assert torch.equal(other["masks"], expected)
 
 
 def test_what_is_resized_to_nothing_is_left_out_and_counted():
@@ -51,28 +54,39 @@ def test_what_is_resized_to_nothing_is_left_out_and_counted():
     target["masks"][1] = 0
     target["masks"][1, 3, 3] = 1
     target["boxes"][1] = torch.tensor([3.0, 3, 4, 4])
-    other = augment.resized(image, target, 0.1)[1]
+    other = augment.moved(target, image.size, (6, 4), (0, 0), (6, 4))
     assert int(other["dropped"]) == 1
     assert other["labels"].tolist() == [1, 3]
 
 
-def test_a_crop_takes_boxes_from_the_masks_that_are_left():
+@pytest.mark.parametrize("corner", [(0, 0), (11, 5), (36, 16)])
+def test_a_crop_takes_boxes_from_the_masks_that_are_left(corner):
     image, target = sample()
-    torch.manual_seed(0)
-    cut, other = augment.cropped(augment.as_tensor(image), target, 24)
-    assert cut.shape == (3, 24, 24)
+    other = augment.moved(target, image.size, image.size, corner, (24, 24))
     assert torch.equal(augment.boxes_of(other["masks"]), other["boxes"])
     assert len(other["boxes"]) + int(other["dropped"]) == 3
-    first = [mask for mask, label in zip(other["masks"], other["labels"], strict=True) if label == 1]
-    if first:
-        assert torch.equal(cut[0] == 110, first[0].bool())
+    right, down = corner
+    whole = target["masks"][other["labels"] - 1]
+    assert torch.equal(other["masks"], whole[:, down : down + 24, right : right + 24])
+
+
+def test_image_and_masks_are_cut_in_the_same_place():
+    image, target = sample(objects=1)
+    torch.manual_seed(1)
+    for _ in range(20):
+        pixels, other = augment.large_scale_jitter(image, target, 48, (1.0, 2.0))
+        assert len(other["labels"]) + int(other["dropped"]) == 1
+        if len(other["labels"]):
+            inside = pixels[0][other["masks"][0].bool()].float()
+            assert inside.mean() > 100  # 110, but for its blurred edge
+            assert pixels[0][~other["masks"][0].bool()].float().mean() < 60
 
 
 def test_crops_reach_every_corner():
-    pixels = augment.as_tensor(Image.fromarray(np.arange(9, dtype=np.uint8).reshape(3, 3)).convert("RGB"))
+    image = Image.fromarray(np.arange(9, dtype=np.uint8).reshape(3, 3)).convert("RGB")
     empty = sample(3, 3, 0)[1]
-    corners = {int(augment.cropped(pixels, empty, 2)[0][0, 0, 0]) for _ in range(100)}
-    assert corners == {0, 1, 3, 4}
+    corners = {int(augment.large_scale_jitter(image, empty, 2, (1.5, 1.5))[0][0, 0, 0]) for _ in range(100)}
+    assert corners == {0, 1, 2, 3, 4, 5}  # four places of the image and of its mirror
 
 
 def test_jitter_is_of_the_scale_that_is_asked_for_and_never_beyond_the_square():

@@ -102,6 +102,27 @@ def test_each_window_keeps_its_own_columns_and_never_one_of_the_padding(dropped)
         assert torch.equal(seen.sum(1), (0.5 * real.sum(1)).ceil().long())
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_what_an_image_was_padded_with_wins_no_place_and_is_not_seen(window):
+    model = vit("vit_ti_bias", keep="0.5")
+    with torch.no_grad():
+        model.pos_embed.zero_()  # which is of the whole canvas
+        for block in model.blocks:
+            block.attn.prune.token_bias.weight.mul_(10)
+    backbone, whole = ViTBackbone(model, window=window), images(64, 96)
+    padded = F.pad(whole, (0, 32, 0, 48))
+    with torch.no_grad():
+        alone, canvas = backbone(whole), backbone(padded, [(64, 96)] * 2)
+    torch.testing.assert_close(canvas[:, :, :4, :6], alone, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(backbone(padded)[:, :, :4, :6], alone, atol=1e-3)  # it would win
+
+
+def test_a_canvas_that_is_filled_needs_no_mask():
+    backbone = ViTBackbone(vit("vit_ti_bias", keep="0.5"))
+    assert backbone.real_tokens(images(), [(80, 112)] * 2) is None
+    assert backbone.real_tokens(images(), [(80, 112), (65, 33)])[1].sum() == 5 * 3
+
+
 @torch.no_grad()
 def test_what_a_window_computes_does_not_depend_on_how_far_it_hangs_over():
     model = vit("vit_ti_bias", keep="0.5")

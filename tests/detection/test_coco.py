@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from tests.detection.test_masks import SQUARE, encodings, square
 from vit_prune.detection.data.coco import CocoImages
+from vit_prune.detection.evaluate import FittedImages
 
 SIZE = (12, 20)  # height, width
 
@@ -42,7 +44,7 @@ def test_every_encoding_is_learnt_and_no_crowd_is(tmp_path, crowd):
     masks = encodings(square(SQUARE))
     segmentations = [[SQUARE], [SQUARE, SQUARE], masks["uncompressed"], masks["compressed text"], [], [[1.0, 1.0, 4.0, 4.0]]]
     data = write(tmp_path, [one(segmentation=value, iscrowd=crowd) for value in segmentations])
-    data.objects[7].append(one(id=9, segmentation=masks["compressed bytes"], iscrowd=crowd))  # which JSON cannot hold
+    data.objects = {7: [*data.objects[7], one(id=9, segmentation=masks["compressed bytes"], iscrowd=crowd)]}  # which JSON cannot hold
     target = data.target(0)
     assert len(target["boxes"]) == (0 if crowd else 5)
     assert int(target["dropped"]) == (0 if crowd else 2)  # the empty polygon and the line
@@ -83,30 +85,38 @@ def test_an_image_stands_upright_and_its_annotations_are_of_that(tmp_path):
         data.image(0)
 
 
-WRONG = {
-    "no segmentation": ([{"category_id": 3, "bbox": [0, 0, 2, 2]}], {}, "annotation 0 has no segmentation"),
-    "another mask": ([one(segmentation="x")], {}, r"a\.json: annotation 0: a segmentation is"),
-}
+@pytest.mark.parametrize(
+    "segmentation", ["x", [[1.0]], {"size": [12, 20], "counts": [-1, 241]}, {"size": [12, 20], "counts": "broken"}, {"size": [12, 20], "counts": [1.5]}]
+)
+def test_a_mask_that_cannot_be_read_is_told_with_its_annotation(tmp_path, segmentation):
+    with pytest.raises(ValueError, match=r"a\.json: annotation 0: "):
+        write(tmp_path, [one(segmentation=segmentation)]).target(0)
 
 
-@pytest.mark.parametrize(("annotations", "kwargs", "sentence"), WRONG.values(), ids=WRONG)
-def test_a_mask_that_cannot_be_read_is_told_with_its_annotation(tmp_path, annotations, kwargs, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        write(tmp_path, annotations, **kwargs).target(0)
-
-
+NOWHERE = {"id": 1, "image_id": 2, "category_id": 3, "bbox": [0, 0, 1, 1], "segmentation": []}
 BROKEN = {
     "not JSON": ("{", "is not JSON"),
     "a list": ("[1]", "has no list of images: it is not in COCO's format"),
     "no categories": ('{"images": [], "annotations": []}', "has no list of categories"),
     "no width": ('{"images": [{"id": 1, "file_name": "a", "height": 1}], "annotations": [], "categories": []}', "an entry of images has no width"),
     "another image": (
-        '{"images": [], "annotations": [{"id": 1, "image_id": 2, "category_id": 3, "bbox": [0, 0, 1, 1]}], "categories": [{"id": 3, "name": "a"}]}',
+        json.dumps({"images": [], "annotations": [NOWHERE], "categories": [{"id": 3, "name": "a"}]}),
         "annotation 1 is of image 2, which is not listed",
+    ),
+    "a text for an id": ('{"images": [{"id": "a", "file_name": "a", "width": 1, "height": 1}], "annotations": [], "categories": []}', "the image id 'a' is no"),
+    "half a pixel": (
+        '{"images": [{"id": 1, "file_name": "a", "width": 1.5, "height": 1}], "annotations": [], "categories": []}',
+        "image 1 has a width of 1.5",
+    ),
+    "no dict": ('{"images": [3], "annotations": [], "categories": []}', "an entry of images has no id"),
+    "a name twice": ('{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]}', "two categories are called 'a'"),
+    "a category twice": (
+        '{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
+        "two entries have the same category id",
     ),
     "twice": (
         json.dumps({"images": [{"id": 1, "file_name": "a", "width": 1, "height": 1}] * 2, "annotations": [], "categories": []}),
-        "two images have the same id",
+        "two entries have the same image id",
     ),
 }
 
@@ -118,9 +128,41 @@ def test_a_broken_file_is_named(tmp_path, text, sentence):
         CocoImages(tmp_path / "a.json", tmp_path)
 
 
-def test_an_annotation_of_an_unknown_category_is_named(tmp_path):
-    with pytest.raises(ValueError, match="annotation 0 is of category 5, which is not listed"):
-        write(tmp_path, [one(category_id=5)])
+ODD = {
+    "another category": ({"category_id": 5}, "annotation 0 is of category 5, which is not listed"),
+    "a box of three": ({"bbox": [1, 2, 3]}, r"annotation 0 has the bbox \[1, 2, 3\]"),
+    "no box": ({"bbox": None}, "annotation 0 has the bbox None"),
+    "a crowd in text": ({"iscrowd": "0"}, "annotation 0 has iscrowd '0', expected 0 or 1"),
+}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), ODD.values(), ids=ODD)
+def test_an_odd_annotation_is_named(tmp_path, changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        write(tmp_path, [one(**changes)])
+
+
+def test_without_a_segmentation_nothing_is_learnt(tmp_path):
+    with pytest.raises(ValueError, match=r"an entry of annotations has no segmentation, which Mask R-CNN learns masks from"):
+        write(tmp_path, [{"category_id": 3, "bbox": [0, 0, 2, 2]}])
+
+
+def test_sizes_may_be_written_as_fractions_of_one(tmp_path):
+    data = write(tmp_path, [one()], images=[{"id": 7, "file_name": "a.png", "width": 20.0, "height": 12.0}])
+    assert data.target(0)["masks"].shape == (1, 12, 20)
+
+
+def test_files_that_are_listed_and_not_there_are_found_before_they_are_needed(tmp_path):
+    data = write(tmp_path, [], images=[{"id": number, "file_name": name, "width": 20, "height": 12} for number, name in ((1, "a.png"), (2, "b.png"))])
+    with pytest.raises(FileNotFoundError, match=r"b\.png, which does not exist"):
+        data.check_files()
+
+
+def test_an_error_in_a_loaders_process_is_one_sentence(tmp_path):
+    data = write(tmp_path, [], images=[{"id": 7, "file_name": "a.png", "width": 12, "height": 20}])
+    with pytest.raises(ValueError, match="once it stands upright") as caught:
+        list(DataLoader(FittedImages(data, 32), num_workers=1))
+    assert "Traceback" not in str(caught.value)
 
 
 def test_a_missing_folder_and_a_missing_image_are_named(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from tests.detection import test_coco as files
 from tests.detection.test_masks import OTHER, SQUARE, encodings, square
 from tests.detection.test_model import images, target
+from vit_prune.detection.pooling import crop_masks
 from vit_prune.detection.weights import from_detectron2, to_detectron2
 
 with warnings.catch_warnings():
@@ -58,14 +59,11 @@ def engines(request, detector):
     return ours, theirs.eval()
 
 
-def round_targets(*sizes):
-    """Objects whose masks are ellipses: at the straight edge of a mask a sample may lie just between two pixels, and 1e-5 of a pixel decides."""
+def filled_targets(*sizes):
+    """Objects whose masks are all of the image: at an edge of a mask a sample may lie just between two pixels, and 1e-5 of a pixel decides."""
     targets = [target((50, 70), ((4, 6, 40, 45), (30, 10, 63, 47))), target()]
-    for one, (height, width) in zip(targets, sizes, strict=True):
-        y, x = torch.arange(height)[:, None] + 0.5, torch.arange(width) + 0.5
-        for mask, (x1, y1, x2, y2) in zip(one["masks"], one["boxes"], strict=True):
-            mask.copy_(((2 * x - x1 - x2) / (x2 - x1)) ** 2 + ((2 * y - y1 - y2) / (y2 - y1)) ** 2 < 1)
-    return targets
+    assert sizes == tuple(tuple(one["masks"].shape[1:]) for one in targets)
+    return [one | {"masks": torch.ones_like(one["masks"])} for one in targets]
 
 
 def as_instances(one, size):
@@ -77,7 +75,7 @@ def as_instances(one, size):
 def test_five_losses_agree(engines):
     ours, theirs = engines
     sizes = ((50, 70), (64, 96))
-    targets = round_targets(*sizes)
+    targets = filled_targets(*sizes)
     torch.manual_seed(3)
     losses = ours.train()(images(*sizes), targets)
     with EventStorage():
@@ -86,6 +84,15 @@ def test_five_losses_agree(engines):
         expected = theirs.train()(batch)
     for name, their_name in LOSSES.items():
         assert losses[name].item() == pytest.approx(expected[their_name].item(), abs=1e-5), name
+
+
+def test_masks_are_cropped_alike_to_the_last_pixel():
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(3, 12, 20, generator=generator) > 0.5
+    masks = masks.repeat_interleave(5, 1).repeat_interleave(5, 2)
+    corner = torch.rand(200, 2, generator=generator) * torch.tensor([60.0, 30.0])
+    boxes, which = torch.cat([corner, corner + 1 + 40 * torch.rand(200, 2, generator=generator)], dim=1), torch.arange(200) % 3
+    assert torch.equal(crop_masks(masks, which, boxes, 28).bool(), BitMasks(masks[which]).crop_and_resize(boxes, 28))
 
 
 @torch.no_grad()

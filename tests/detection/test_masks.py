@@ -61,7 +61,7 @@ def test_a_polygon_of_fewer_than_three_points_is_nothing(polygons):
         ([[1.0, 2.0, 3.0]], "a polygon is a list of x and y in turn"),
         ([5], "a polygon is a list of x and y in turn"),
         ({"size": [20, 12], "counts": [240]}, r"the mask is of \[20, 12\] \(height, width\) pixels, the image of \[12, 20\]"),
-        ({"size": [12, 20], "counts": [100]}, "sum to 100, the image has 240 pixels"),
+        ({"size": [12, 20], "counts": [100]}, "whole numbers that sum to the image's 240 pixels"),
         ({"size": [12, 20]}, "counts of run lengths are a list, bytes or text"),
         ({"counts": [240]}, "the mask is of None"),
     ],

@@ -56,13 +56,27 @@ def test_figures_are_those_of_pycocotools(val, kind, coco_kind):
         assert metrics["classes"][name][kind] == pytest.approx(100 * precision[precision > -1].mean(), abs=1e-9)
 
 
-def test_what_is_there_is_found_wholly_by_itself_whatever_its_encoding(val):
-    perfect = []
+def perfect(val):
+    results = []
     for index in range(len(val)):
         target = val.target(index)
         found = {"boxes": target["boxes"], "scores": torch.ones(len(target["labels"])), "labels": target["labels"], "masks": target["masks"].bool()}
-        perfect += to_results(found, val.images[index]["id"], val)
-    metrics = coco_metrics(val, perfect)
+        results += to_results(found, val.images[index]["id"], val)
+    return results
+
+
+@pytest.mark.parametrize("number", [lambda place: place, lambda place: 0, lambda place: f"object {place}"], ids=["from 0", "all alike", "text"])
+def test_whatever_the_annotations_are_numbered_by(val, number):
+    expected, results = coco_metrics(val, perfect(val)), perfect(val)
+    objects = {image: list(found) for image, found in val.objects.items()}
+    for place, one in enumerate(one for found in objects.values() for one in found):
+        one["id"] = number(place)
+    val.objects = objects
+    assert coco_metrics(val, results) == expected
+
+
+def test_what_is_there_is_found_wholly_by_itself_whatever_its_encoding(val):
+    metrics = coco_metrics(val, perfect(val))
     assert metrics["mask"]["AP"] == pytest.approx(100)
     assert metrics["box"]["AP"] > 90  # boxes are of the masks of drawn outlines
 
@@ -101,6 +115,7 @@ def test_a_lone_image_may_be_judged(val):
 
 def test_an_object_whose_mask_has_no_area_counts_for_boxes_alone(val):
     image = val.images[0]["id"]
-    val.objects[image] = [*val.objects[image], {"id": 999, "image_id": image, "category_id": 3, "bbox": [1, 1, 5, 5], "segmentation": []}]
+    val.objects = dict(val.objects)
+    val.objects[image] = [*val.objects[image], {"id": 999, "category_id": 3, "bbox": [1, 1, 5, 5], "iscrowd": 0, "segmentation": []}]
     assert len(truth(val, "bbox")) == len(truth(val, "segm")) + 1
     assert coco_metrics(val, some_results(val))["mask"]["AP"] is not None

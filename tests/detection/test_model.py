@@ -126,7 +126,10 @@ def test_losses_come_from_every_weight_and_from_images_without_objects(detector)
     assert list(losses) == ["loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "loss_rpn_box_reg"]
     sum(losses.values()).backward()
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    model.zero_grad()
     losses = model(images((96, 80)), [target((96, 80), (), ())])
+    sum(losses.values()).backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert losses["loss_mask"] == losses["loss_box_reg"] == losses["loss_rpn_box_reg"] == 0
     assert all(loss.isfinite() for loss in losses.values())
 
@@ -173,6 +176,12 @@ WRONG = {
 def test_what_cannot_be_learnt_from_is_refused(detector, size, targets, sentence):
     with pytest.raises(ValueError, match=sentence):
         detector().train()(images(size), targets)
+
+
+def test_a_square_that_does_not_fit_the_pyramid_is_refused(detector):
+    with pytest.raises(ValueError, match="image_size must be a multiple of 32 to be padded to a square of it, got 112"):
+        detector(image_size=112)
+    assert detector(image_size=112, square=False)
 
 
 def test_an_image_that_is_no_image_is_refused(detector):

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +20,13 @@ from vit_prune.detection.checkpoint import load_detector
 from vit_prune.detection.data.coco import CocoImages
 from vit_prune.detection.evaluate import detect, evaluate
 from vit_prune.detection.metrics import coco_metrics
+from vit_prune.detection.train import run as run_module
 from vit_prune.detection.train.config import DetectTrainConfig
 from vit_prune.detection.train.data import JitteredImages, Order
 from vit_prune.detection.train.optimizer import create_optimizer, rate
 from vit_prune.detection.train.run import run
 from vit_prune.detection.train.state import METRICS, read_state
+from vit_prune.methods.stack import columns_methods
 from vit_prune.train.engine import TrainingDiverged
 from vit_prune.train.recipe import load_recipe
 
@@ -98,17 +101,63 @@ def test_the_detector_that_is_left_is_the_one_that_was_judged(config):
     assert metrics["mask"]["AP50"] == row["mask_AP50"]
 
 
-def test_two_processes_train_as_one_with_the_batch_of_both(config, tmp_path):
-    """The images are the same, and in the same batches; which proposals are sampled is each process's own draw, of more than there are."""
-    plain = {"drop_path": 0.0, "sampled_proposals": 512, "amp": None, "iterations": 2, "clip_grad": None}
-    one, two = replace(config, **plain, output=str(tmp_path / "one")), replace(config, **plain, batch_size=1, output=str(tmp_path / "two"))
-    run(one)
+def test_two_processes_hold_the_same_weights_which_are_no_single_ones(config, tmp_path):
+    """Each sees another image (the processes compare their weights before the evaluation, see ranks.py)."""
+    alone, two = (replace(config, batch_size=1, output=str(tmp_path / name)) for name in ("alone", "two"))
+    run(alone)
     done = start([two], tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr
-    first, second = rows(one.output)[-1], rows(two.output)[-1]
-    assert float(first["loss_objectness"]) == pytest.approx(float(second["loss_objectness"]), rel=0.2)
-    assert first["box_AP"]
-    assert second["box_AP"]
+    first, second = (read_state(Path(one.output))["model"] for one in (alone, two))
+    assert not torch.equal(first["roi_heads.box_predictor.cls_score.weight"], second["roi_heads.box_predictor.cls_score.weight"])
+    assert rows(two.output)[-1]["judged"] == "True"
+
+
+def test_random_columns_are_others_in_every_iteration(config, monkeypatch):
+    seen = []
+    original = run_module.step
+    monkeypatch.setattr(run_module, "step", lambda job, *batch: seen.append(int(columns_methods(job.model)[0].training_key)) or original(job, *batch))
+    run(replace(config, iterations=3, model_kwargs=config.model_kwargs | {"importance": "random"}))
+    assert len(set(seen)) == 3
+
+
+def test_weights_are_written_before_they_are_judged_and_a_later_start_judges(config, monkeypatch):
+    with monkeypatch.context() as patches:
+        patches.setattr(run_module, "judge", lambda _job: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(config)
+    assert read_state(Path(config.output))["iteration"] == 6
+    assert rows(config.output)[-1]["judged"] == "False"
+    assert run(config)["judged"] is True
+    assert rows(config.output)[-1]["box_AP"]
+
+
+def test_what_a_kill_kept_from_being_published_is_published_by_the_next_start(config):
+    run(config)
+    shutil.rmtree(Path(config.output) / "last")
+    (Path(config.output) / METRICS).unlink()
+    run(config)
+    assert load_detector(Path(config.output) / "last")[1].num_classes == 3
+    assert len(rows(config.output)) == 3
+
+
+def test_data_that_cannot_be_judged_is_told_before_the_first_batch(config, coco, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "step", lambda *_: pytest.fail("a step was made"))
+    content = json.loads((coco / "annotations/instances_val2017.json").read_text())
+    content["annotations"][0]["segmentation"] = "broken"
+    (tmp_path / "val.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"val\.json: annotation 1: a segmentation is"):
+        run(replace(config, val_annotations=str(tmp_path / "val.json")))
+
+
+def test_other_data_is_not_gone_on_with(config, coco, tmp_path):
+    run(replace(config, iterations=2))
+    content = json.loads((coco / "annotations/instances_train2017.json").read_text())
+    content["images"] = content["images"][:-1]  # which has no object
+    content["annotations"] = [one for one in content["annotations"] if one["image_id"] in {image["id"] for image in content["images"]}]
+    shutil.copytree(coco, tmp_path / "other")
+    (tmp_path / "other/annotations/instances_train2017.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="the run began with 22 images, now there are 21"):
+        run(replace(config, iterations=2, data_dir=str(tmp_path / "other")))
 
 
 def test_a_process_more_or_less_is_told(config, tmp_path):
@@ -202,6 +251,10 @@ def test_what_cannot_run_is_refused_before_the_first_batch(config, changes, erro
         ({"eval_interval": 1500}, "eval_interval must be a multiple of checkpoint_interval, 1000, got 1500"),
         ({"score_thresh": 1.5}, r"score_thresh must be in \[0, 1\), got 1.5"),
         ({"device": "tpu"}, "tpu"),
+        ({"clip_grad": 0.0}, "clip_grad must be > 0, or none, got 0.0"),
+        ({"milestones": (163_889.0, 177_546.0)}, "rising shares of the iterations between 0 and 1"),
+        ({"milestones": (0.9, 0.5)}, "rising shares"),
+        ({"lr": float("nan")}, "lr must be a finite number"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(changes, sentence):

@@ -101,6 +101,7 @@ def test_pictures_are_drawn_with_what_was_found(run_tool, coco, saved, tmp_path)
 WRONG = {
     "no checkpoint": (("detect_evaluate.py", "--checkpoint", "nothing", "--data-dir", "x"), "nothing"),
     "no data": (("detect_evaluate.py", "--checkpoint", "SAVED"), "give --data-dir"),
+    "two of a name": (("detect_predict.py", "--checkpoint", "SAVED", "--images", "a/1.jpg", "b/1.png", "--output", "OUT"), "two images are called 1"),
     "a broken image": (("detect_predict.py", "--checkpoint", "SAVED", "--images", __file__, "--output", "OUT"), "cannot read the image"),
 }
 

@@ -180,7 +180,7 @@ def test_two_processes_do_not_train_in_one_folder(interrupted, tiny_config):
     other = subprocess.Popen([sys.executable, "-c", hold, f"{interrupted[1]}/.lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(BlockingIOError, match=r"another process trains in .*run: wait for its end, or give another --experiment"):
+        with pytest.raises(BlockingIOError, match=r"another process trains in .*run: wait for its end, or write into another folder"):
             run(tiny_config(epochs=3, resume="auto"))
     assert run(tiny_config(epochs=3, resume="auto"))["last"]["epoch"] == 3
 

@@ -6,16 +6,16 @@ detectron2 is installed from its source, as its own documentation says.
 from collections.abc import Collection
 from pathlib import Path
 
+import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.modeling.backbone import Backbone
 from detectron2.modeling.backbone.vit import SimpleFeaturePyramid
 from detectron2.structures import BoxMode
 from torch import Tensor
 
-from vit_prune.detection.backbone import ViTBackbone
+from vit_prune.detection.backbone import ViTBackbone, prunes
 from vit_prune.detection.build import dense_vit
-from vit_prune.detection.data.coco import CocoImages
-from vit_prune.detection.data.masks import encode
+from vit_prune.detection.data.coco import CocoImages, clipped, corners
 
 
 class ViT(ViTBackbone, Backbone):
@@ -42,7 +42,14 @@ class ViT(ViTBackbone, Backbone):
         self._out_feature_strides = {out_feature: self.stride}
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        return {self._out_features[0]: super().forward(images)}
+        sizes = sizes_without_padding(images) if any(prunes(block.attn) for block in self.vit.blocks) else None
+        return {self._out_features[0]: super().forward(images, sizes)}
+
+
+def sizes_without_padding(images: Tensor) -> list[tuple[int, int]]:
+    """detectron2 does not tell a backbone how large its images are. Padding is exactly 0, and a pixel less ImageNet's mean never is."""
+    filled = (images != 0).any(1)  # [B, H, W]
+    return list(zip(filled.any(2).sum(1).tolist(), filled.any(1).sum(1).tolist(), strict=True))
 
 
 class Pyramid(SimpleFeaturePyramid):
@@ -54,28 +61,30 @@ class Pyramid(SimpleFeaturePyramid):
 
 
 def register_coco(name: str, annotations: str | Path, images: str | Path) -> None:
-    """Make a data set in COCO's format known to detectron2 by name, read by the rules of the other engine: see `CocoImages`.
+    """Make a data set in COCO's format known to detectron2 by name, read by the rules of the other engine, `CocoImages`, when it is first asked for.
 
-    detectron2's own reader stops at an empty polygon. Every mask becomes run lengths: give the mapper instance_mask_format="bitmask".
+    detectron2's own reader stops at an empty polygon. Give the mapper instance_mask_format="bitmask": run lengths are no polygons.
     """
-    data = CocoImages(annotations, images)
-    DatasetCatalog.register(name, lambda: [record(data, index) for index in range(len(data))])
+    DatasetCatalog.register(name, lambda: records(name, CocoImages(annotations, images)))
+    MetadataCatalog.get(name).set(json_file=str(annotations), image_root=str(images), evaluator_type="coco")
+
+
+def records(name: str, data: CocoImages) -> list[dict]:
+    """The images as detectron2 has them."""
     numbers = {category: number for number, category in enumerate(data.categories.ids)}
-    MetadataCatalog.get(name).set(
-        json_file=str(annotations),
-        image_root=str(images),
-        evaluator_type="coco",
-        thing_classes=list(data.categories.names),
-        thing_dataset_id_to_contiguous_id=numbers,
-    )
+    MetadataCatalog.get(name).set(thing_classes=list(data.categories.names), thing_dataset_id_to_contiguous_id=numbers)
+    return [record(data, index) for index in range(len(data))]
 
 
 def record(data: CocoImages, index: int) -> dict:
-    """One image as detectron2 has it; categories count from 0."""
-    entry, target = data.images[index], data.target(index)
-    objects = [
-        {"bbox": box, "bbox_mode": BoxMode.XYXY_ABS, "category_id": label - 1, "iscrowd": 0, "segmentation": mask}
-        for box, label, mask in zip(target["boxes"].tolist(), target["labels"].tolist(), encode(target["masks"].bool().numpy()), strict=True)
-    ]
+    """One image; categories count from 0. Crowds, and what has no area, are left out."""
+    entry, size = data.images[index], data.size(index)
+    objects = []
+    for one in data.learnt(index):
+        [box] = clipped(torch.tensor([corners(one["bbox"])]), size).tolist()
+        runs = data.runs(one, size)
+        if box[2] > box[0] and box[3] > box[1] and runs is not None:
+            number = data.categories.label_of(one["category_id"]) - 1
+            objects.append({"bbox": box, "bbox_mode": BoxMode.XYXY_ABS, "category_id": number, "iscrowd": 0, "segmentation": runs})
     path = str(data.folder / entry["file_name"])
-    return {"file_name": path, "image_id": entry["id"], "height": entry["height"], "width": entry["width"], "annotations": objects}
+    return {"file_name": path, "image_id": entry["id"], "height": size[0], "width": size[1], "annotations": objects}

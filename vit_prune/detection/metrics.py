@@ -69,16 +69,23 @@ def as_coco(kind: type, data: CocoImages, annotations: list[dict]):
 
 
 def truth(data: CocoImages, kind: str) -> list[dict]:
-    """What is to be found, every mask as run lengths."""
-    found = []
-    for image in data.images:
+    """What is to be found, numbered from 1 (COCO's matcher takes 0 for nothing), every mask as run lengths."""
+    found: list[dict] = []
+    for index, image in enumerate(data.images):
         for one in data.objects[image["id"]]:
-            mask = data.mask(one, (image["height"], image["width"])) if kind == "segm" else None
-            if mask is None or mask.any():
-                area = one.get("area", one["bbox"][2] * one["bbox"][3] if mask is None else int(mask.sum()))
-                own = {} if mask is None else {"segmentation": coco_mask.encode(np.asfortranarray(mask))}
-                found.append({**one, "iscrowd": one.get("iscrowd", 0), "area": area} | own)
+            runs = data.runs(one, data.size(index)) if kind == "segm" else None
+            if kind == "segm" and (runs is None or not coco_mask.area(runs)):
+                continue
+            own = {"area": area_of(one, runs)} if runs is None else {"area": area_of(one, runs), "segmentation": runs}
+            found.append({**one, "id": len(found) + 1, "image_id": image["id"]} | own)
     return found
+
+
+def area_of(annotation: Mapping, runs: Mapping | None) -> float:
+    """As the file says; else of the mask, or of the box."""
+    if annotation.get("area") is not None:
+        return annotation["area"]
+    return annotation["bbox"][2] * annotation["bbox"][3] if runs is None else float(coco_mask.area(runs))
 
 
 def numbered(results: Sequence[Mapping], kind: str) -> list[dict]:

@@ -69,7 +69,7 @@ class MaskRCNN(GeneralizedRCNN):
         batch = self.transform(images)
         if self.training:
             check_targets(targets, len(images))
-        features = self.backbone(batch.tensors)
+        features = self.backbone(batch.tensors, batch.image_sizes)
         proposals, proposal_losses = self.rpn(batch, features, targets)
         results, losses = self.roi_heads(features, proposals, batch.image_sizes, targets)
         if self.training:
@@ -101,7 +101,9 @@ def resized(result: Mapping[str, Tensor], size: tuple[int, int], wanted: tuple[i
 
 
 def mask_rcnn(config: DetectorConfig, backbone: SimpleFeaturePyramid) -> MaskRCNN:
-    """Assemble a detector from its parts, with random weights outside of the backbone's."""
+    """Assemble a detector from its parts, with random weights outside of the backbone's. Raises: ValueError for a square that does not fit the pyramid."""
+    if config.square and config.image_size % backbone.size_divisibility:
+        raise ValueError(f"image_size must be a multiple of {backbone.size_divisibility} to be padded to a square of it, got {config.image_size}")
     channels, pooled = config.channels, backbone.levels[:-1]
     rpn = ProposalNetwork(
         LevelAnchors(backbone.strides),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.ops import roi_align
 
 CANONICAL_SIZE, CANONICAL_LEVEL = 224, 4  # a box of 224 x 224 pixels is pooled at stride 16 (FPN, arXiv 1612.03144, equation 1)
-PASTED_AT_ONCE = 2**28  # pixels, 1 GiB in float32
+PASTED_AT_ONCE = 2**26  # pixels, of three numbers in float32 each
 
 
 class PyramidRoIAlign(nn.Module):

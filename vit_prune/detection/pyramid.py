@@ -1,6 +1,7 @@
 """ViTDet's simple feature pyramid: one map becomes five (arXiv 2203.16527, section 3).  x [B, D, h, w]; modules bear detectron2's names."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d
@@ -42,8 +43,9 @@ class SimpleFeaturePyramid(nn.Module):
         """Image sides must be multiples of it."""
         return self.strides[-2]
 
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        features = self.net(images)
+    def forward(self, images: Tensor, image_sizes: Sequence[tuple[int, int]] | None = None) -> dict[str, Tensor]:
+        """image_sizes: of each image without its padding, see `ViTBackbone`."""
+        features = self.net(images, image_sizes)
         maps = [self.get_submodule(f"simfp_{level[1:]}")(features) for level in self.levels[:-1]]
         return OrderedDict(zip(self.levels, [*maps, F.max_pool2d(maps[-1], kernel_size=1, stride=2)], strict=True))
 

@@ -117,7 +117,7 @@ def lock(path: Path) -> IO | None:
         file.close()
         if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
             return None
-        raise BlockingIOError(f"another process trains in {path.parent}: wait for its end, or give another --experiment") from None
+        raise BlockingIOError(f"another process trains in {path.parent}: wait for its end, or write into another folder") from None
     return file
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2 import functional as transforms
 
 from vit_prune.detection.data.coco import clipped, without_empty
 
 Target = dict[str, Tensor]
+Size = tuple[int, int]
 FLIP = 0.5
 
 
@@ -23,9 +23,10 @@ def large_scale_jitter(image: Image.Image, target: Target, square: int, scale: t
     if torch.rand(()) < FLIP:
         image, target = mirrored(image, target)
     drawn = scale[0] + (scale[1] - scale[0]) * torch.rand(()).item()
-    ratio = drawn * min(square / image.height, square / image.width)
-    image, target = resized(image, target, ratio)
-    return cropped(as_tensor(image), target, square)
+    larger = resize_image(image, drawn * min(square / image.height, square / image.width))
+    corner = tuple(int(torch.randint(max(0, side - square) + 1, ())) for side in larger.size)  # right, down
+    cut = larger.crop((*corner, *(min(side, start + square) for side, start in zip(larger.size, corner, strict=True))))
+    return as_tensor(cut), moved(target, image.size, larger.size, corner, cut.size)
 
 
 def fit(image: Image.Image, square: int) -> Tensor:
@@ -45,22 +46,21 @@ def resize_image(image: Image.Image, ratio: float) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BILINEAR)
 
 
-def resized(image: Image.Image, target: Target, ratio: float) -> tuple[Image.Image, Target]:
-    before, image = image.size, resize_image(image, ratio)
-    boxes = target["boxes"] * torch.tensor([image.width / before[0], image.height / before[1]] * 2)
-    masks = transforms.resize(target["masks"], [image.height, image.width], interpolation=transforms.InterpolationMode.NEAREST_EXACT)
-    return image, without_empty(target | {"boxes": boxes, "masks": masks})
+def moved(target: Target, before: Size, after: Size, corner: Size, cut: Size) -> Target:
+    """The objects of an image that was resized and then cropped from a corner (right, down). All sizes are (width, height).
+
+    Only the pixels that are left of the masks are looked up, each in the middle of where it comes from.
+    """
+    columns, rows = (source_places(*one) for one in zip(before, after, corner, cut, strict=True))
+    boxes = target["boxes"] * torch.tensor([after[0] / before[0], after[1] / before[1]] * 2) - torch.tensor([*corner, *corner])
+    target = without_empty(target | {"boxes": clipped(boxes, cut[::-1]), "masks": target["masks"][:, rows][:, :, columns]})
+    return target | {"boxes": boxes_of(target["masks"])}
 
 
-def cropped(image: Tensor, target: Target, square: int) -> tuple[Tensor, Target]:
-    """A square anywhere in the image, or all of it on a side where it is smaller."""
-    height, width = image.shape[-2:]
-    down, right = (int(torch.randint(max(0, side - square) + 1, ())) for side in (height, width))
-    rows, columns = slice(down, down + square), slice(right, right + square)
-    image, masks = image[:, rows, columns], target["masks"][:, rows, columns]
-    boxes = clipped(target["boxes"] - torch.tensor([right, down] * 2), tuple(image.shape[-2:]))
-    target = without_empty(target | {"boxes": boxes, "masks": masks})
-    return image, target | {"boxes": boxes_of(target["masks"])}
+def source_places(before: int, after: int, start: int, length: int) -> Tensor:
+    """Where the pixels start to start + length of a side of `after` pixels lie among `before`."""
+    middle = (torch.arange(start, start + length, dtype=torch.float64) + 0.5) * before / after
+    return middle.floor().long().clamp(max=before - 1)
 
 
 def boxes_of(masks: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What `tools/detect_train.py` takes."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -101,6 +102,13 @@ class DetectTrainConfig(DetectorConfig):
         for name in ("workers", "warmup_iterations", "eval_interval", "weight_decay", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        for name in ("lr", "weight_decay", "clip_grad"):
+            if getattr(self, name) is not None and not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}")
+        if self.clip_grad is not None and self.clip_grad <= 0:
+            raise ValueError(f"clip_grad must be > 0, or none, got {self.clip_grad}")
+        if list(self.milestones) != sorted(self.milestones) or not all(0 < share < 1 for share in self.milestones):
+            raise ValueError(f"milestones must be rising shares of the iterations between 0 and 1, got {self.milestones}")
         if not 0 < self.scale[0] <= self.scale[1]:
             raise ValueError(f"scale must be two rising numbers > 0, got {self.scale}")
         if not 0 < self.layer_decay <= 1:

@@ -19,7 +19,7 @@ class JitteredImages(Dataset):
 
     def __init__(self, data: CocoImages, config: DetectTrainConfig) -> None:
         self.data, self.size, self.scale = data, config.image_size, config.scale
-        self.used = [number for number in range(len(data)) if has_objects(data, number) or not config.skip_empty]
+        self.used = [number for number in range(len(data)) if data.learnt(number) or not config.skip_empty]
         if not self.used:
             raise ValueError(f"no image of {data.path} has an object to learn")
 
@@ -29,10 +29,6 @@ class JitteredImages(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
         number = self.used[index]
         return large_scale_jitter(self.data.image(number), self.data.target(number), self.size, self.scale)
-
-
-def has_objects(data: CocoImages, number: int) -> bool:
-    return any(not one.get("iscrowd", 0) for one in data.objects[data.images[number]["id"]])
 
 
 class Order(Sampler[Draw]):

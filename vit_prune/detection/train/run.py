@@ -18,12 +18,14 @@ from vit_prune.detection.checkpoint import save_detector
 from vit_prune.detection.config import DetectorConfig
 from vit_prune.detection.data.coco import CocoImages
 from vit_prune.detection.evaluate import evaluate
+from vit_prune.detection.metrics import truth
 from vit_prune.detection.model import MaskRCNN
 from vit_prune.detection.train.config import DetectTrainConfig
 from vit_prune.detection.train.data import JitteredImages, train_batches
 from vit_prune.detection.train.optimizer import create_optimizer, set_rate
 from vit_prune.detection.train.state import LAST, LOCK, RECIPE, lock, read_state, write_rows, write_state
 from vit_prune.measure.memory import peak_memory_mib
+from vit_prune.methods.base import set_progress
 from vit_prune.train.build import pick_device
 from vit_prune.train.distributed import from_primary, is_primary, on_primary, process_group, rank, sum_over_ranks, world_size
 from vit_prune.train.engine import TrainingDiverged
@@ -32,6 +34,8 @@ from vit_prune.train.update import Update
 
 log = logging.getLogger(__name__)
 
+LOSSES = ("loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "loss_rpn_box_reg")
+FIGURES = {f"{kind}_{name}": (kind, name) for kind in ("box", "mask") for name in ("AP", "AP50", "AP75")}
 FREE = ("output", "device", "workers", "data_dir", "train_images", "val_images", "eval_interval", "max_skipped_steps")  # may change when a run goes on
 
 
@@ -66,8 +70,10 @@ def run(config: DetectTrainConfig) -> dict:
         held = lock(folder / LOCK) if is_primary() else None  # until the end
         job = prepare(config, device, read_state(folder))
         on_primary(lambda: save_recipe(job.config, folder / RECIPE))
-        for rows in train(job):
-            on_primary(lambda rows=rows: write(job, folder, rows))
+        if job.rows:
+            on_primary(lambda: publish(job, folder))  # a kill may have come before it
+        for _ in train(job):
+            on_primary(lambda: write(job, folder))
         if held is not None:
             held.close()
         return job.rows[-1]
@@ -76,9 +82,12 @@ def run(config: DetectTrainConfig) -> dict:
 def prepare(config: DetectTrainConfig, device: torch.device, state: dict | None) -> Job:
     """Build everything, new or as it was. Raises: ValueError or OSError for whatever can be refused before the first batch."""
     images, judged = (CocoImages(config.place(split, "annotations"), config.place(split, "images")) for split in ("train", "val"))
+    for data in (images, judged):
+        data.check_files()
+    truth(judged, "segm")  # which reads every mask that will be judged
     config = resolved(config, images, judged)
     if state is not None:
-        check_same(config, state)
+        check_same(config, state, len(images))
     random_seed(config.seed)
     fresh = {"pretrained": config.pretrained, "checkpoint": config.initial_checkpoint} if state is None else {}
     model = build_detector(detector_of(config), **fresh).to(device)
@@ -105,13 +114,15 @@ def detector_of(config: DetectTrainConfig) -> DetectorConfig:
     return DetectorConfig(**{item.name: getattr(config, item.name) for item in fields(DetectorConfig)})
 
 
-def check_same(config: DetectTrainConfig, state: dict) -> None:
-    """Raises: ValueError for a setting that the run did not begin with."""
+def check_same(config: DetectTrainConfig, state: dict, images: int) -> None:
+    """Raises: ValueError for a setting, or data, that the run did not begin with."""
     now = plain(config)
     changed = [name for name in now if name not in FREE and state["config"].get(name) != now[name]]
     if changed:
         name = changed[0]
         raise ValueError(f"{config.output} holds a run with {name} {state['config'].get(name)!r}, not {now[name]!r}: give another --output")
+    if state["images"] != images:
+        raise ValueError(f"the run began with {state['images']} images, now there are {images}: give another --output")
     if state["world_size"] != world_size():
         raise ValueError(f"the run began with {state['world_size']} processes, now there are {world_size()}: the batches would be others")
 
@@ -124,22 +135,25 @@ def restore(job: Job, state: dict) -> None:
     job.rows, job.iteration, job.skipped = state["rows"], state["iteration"], state["skipped"]
 
 
-def train(job: Job) -> Iterator[list[dict]]:
-    """The rows so far, whenever it is time to write them down."""
+def train(job: Job) -> Iterator[None]:
+    """Stops whenever it is time to write down what there is. Weights are written before they are judged, which may fail."""
     config, meter = job.config, Meter(job.device)
+    yield from judged_when_due(job)  # a kill may have come before it
     batches = iter(train_batches(job.images, config, job.iteration))
     while job.iteration < config.iterations:
         job.model.train()
+        set_progress(job.model, (job.iteration + rank() / world_size()) / config.iterations)
         meter.add(*step(job, *next(batches)))
         job.iteration += 1
         if job.iteration % config.checkpoint_interval == 0 or job.iteration == config.iterations:
-            job.rows.append({"iteration": job.iteration} | meter.row() | judge(job))
+            job.rows.append({"iteration": job.iteration} | meter.row() | dict.fromkeys(FIGURES) | {"judged": False})
             meter = Meter(job.device)
-            yield job.rows
+            yield
+            yield from judged_when_due(job)
 
 
 def step(job: Job, images: tuple[Tensor, ...], targets: tuple[dict, ...]) -> tuple[dict[str, Tensor], float, int]:
-    """One update. Returns: the losses, the rate, and objects that lost their area. Raises: TrainingDiverged."""
+    """One update. Returns: the losses (none where the update was left out), the rate, and objects that lost their area. Raises: TrainingDiverged."""
     config = job.config
     random_seed(int(np.random.SeedSequence((config.seed, job.iteration, rank())).generate_state(1)[0]))
     lr = set_rate(job.update.optimizer, config, job.iteration)
@@ -149,55 +163,71 @@ def step(job: Job, images: tuple[Tensor, ...], targets: tuple[dict, ...]) -> tup
         losses = job.wrapped([image.to(job.device) for image in images], on_device)
     total = sum(losses.values())
     job.update.backward(total)
-    job.skipped = 0 if job.update.step() else job.skipped + 1
+    moved = job.update.step()
+    job.skipped = 0 if moved else job.skipped + 1
     if job.skipped >= config.max_skipped_steps:
         raise TrainingDiverged(total.item(), f"in iteration {job.iteration + 1}, the last of {job.skipped} in a row without a finite gradient")
-    return {name: loss.detach() for name, loss in losses.items()}, lr, dropped
+    return {name: loss.detach() for name, loss in losses.items()} if moved else {}, lr, dropped
 
 
 class Meter:
-    """Means of the losses since the last row."""
+    """Means of the losses since the last row, of the updates that were made."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.sums, self.steps, self.lr, self.dropped, self.start = device, {}, 0, 0.0, 0, time.perf_counter()
+        self.device, self.start = device, time.perf_counter()
+        self.sums, self.steps, self.updates, self.lr, self.dropped = dict.fromkeys(LOSSES, torch.zeros((), device=device)), 0, 0, 0.0, 0
 
     def add(self, losses: dict[str, Tensor], lr: float, dropped: int) -> None:
-        self.sums = {name: self.sums.get(name, 0) + loss for name, loss in losses.items()}
-        self.steps, self.lr, self.dropped = self.steps + 1, lr, self.dropped + dropped
+        self.sums = {name: total + losses[name] if losses else total for name, total in self.sums.items()}
+        self.steps, self.updates, self.lr, self.dropped = self.steps + 1, self.updates + bool(losses), lr, self.dropped + dropped
 
     def row(self) -> dict:
         """Of all processes."""
-        means = sum_over_ranks(torch.stack([*self.sums.values()]).double()) / self.steps / world_size()
+        means = sum_over_ranks(torch.stack([*self.sums.values()]).double()) / max(1, self.updates) / world_size()
         dropped = int(sum_over_ranks(torch.tensor(self.dropped, device=self.device)))
         seconds = (time.perf_counter() - self.start) / self.steps
         memory = round(peak_memory_mib(self.device), 1)
-        return {**dict(zip(self.sums, means.tolist(), strict=True)), "lr": self.lr, "dropped": dropped, "seconds": seconds, "peak_memory_mib": memory}
+        losses = dict(zip(self.sums, means.tolist(), strict=True))
+        return {**losses, "lr": self.lr, "skipped": self.steps - self.updates, "dropped": dropped, "seconds": seconds, "peak_memory_mib": memory}
+
+
+def judged_when_due(job: Job) -> Iterator[None]:
+    """Put average precision into the last row where it is time for it, and stop to have it written."""
+    due = job.iteration == job.config.iterations or (job.config.eval_interval and job.iteration % job.config.eval_interval == 0)
+    if job.rows and due and not job.rows[-1]["judged"]:
+        job.rows[-1] |= judge(job) | {"judged": True}
+        yield
 
 
 def judge(job: Job) -> dict:
-    """AP of boxes and masks where it is time for them, the same in every process."""
-    config = job.config
-    due = job.iteration == config.iterations or (config.eval_interval and job.iteration % config.eval_interval == 0)
-    metrics = from_primary(evaluate(job.model, job.judged, config.image_size, job.device, autocast_dtype=job.autocast_dtype)) if due else None
-    return {f"{kind}_{name}": metrics and metrics[kind][name] for kind in ("box", "mask") for name in ("AP", "AP50", "AP75")}
+    """AP of boxes and masks, the same in every process."""
+    settings = {"workers": job.config.workers, "autocast_dtype": job.autocast_dtype}
+    metrics = from_primary(evaluate(job.model, job.judged, job.config.image_size, job.device, **settings))
+    return {figure: metrics[kind][name] for figure, (kind, name) in FIGURES.items()}
 
 
-def write(job: Job, folder: Path, rows: list[dict]) -> None:
+def write(job: Job, folder: Path) -> None:
     """First what a run goes on from, then what people look at. Raises: OSError for a full disk."""
     state = {
         "config": plain(job.config),
         "world_size": world_size(),
+        "images": len(job.images.data),
         "model": job.model.state_dict(),
         "optimizer": job.update.optimizer.state_dict(),
         "scaler": job.update.scaler.state_dict(),
-        "rows": rows,
+        "rows": job.rows,
         "iteration": job.iteration,
         "skipped": job.skipped,
     }
     write_state(folder, state)
+    publish(job, folder)
+    log.info(describe(job.rows[-1], job.config.iterations))
+
+
+def publish(job: Job, folder: Path) -> None:
+    """The detector and the table."""
     save_detector(job.model, detector_of(job.config), job.judged.categories, folder / LAST)
-    write_rows(folder, rows)
-    log.info(describe(rows[-1], job.config.iterations))
+    write_rows(folder, job.rows)
 
 
 def describe(row: dict, iterations: int) -> str:
