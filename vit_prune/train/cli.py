@@ -28,6 +28,7 @@ def parse_flags(config_class: type[Config], *, default: Config | None = None, ar
 def main(function: Callable[[], None]) -> None:
     """Run a tool. A user's error ends it with one sentence on stderr and exit status 1."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where a font is missing it names every substitute
     try:
         function()
     except KeyboardInterrupt:
