@@ -42,3 +42,16 @@ def test_a_cosine_is_drawn_as_a_loss_that_has_a_logarithm():
     assert value({"patch_cosine": "0.75"}, "patch_cosine") == 0.25
     assert value({"patch_cosine": "1.0000001"}, "patch_cosine") > 0
     assert value({"top1": "98.5"}, "top1") == 98.5
+
+
+def test_a_method_has_one_colour_in_all_panels_and_the_legend_lies_beside_them(tmp_path, monkeypatch):
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kwargs: figures.append(self) or save(self, *args, **kwargs))
+    drawn = [("a", "32", "0.99"), ("b", "32", "0.98"), ("b", "64", "0.97"), ("c", "64", "")]
+    rows = [row(method, img_size=size, patch_cosine=cosine, target_share="0.9") for method, size, cosine in drawn]
+    draw_frontier(rows, tmp_path / "x.png", "title")
+    [figure] = figures
+    colours = [{line.get_label(): line.get_color() for line in panel.lines} for panel in figure.axes]
+    assert colours[0]["b"] == colours[1]["b"] != colours[0]["a"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert not any(panel.get_legend() for panel in figure.axes)

@@ -6,6 +6,8 @@ from pathlib import Path
 AXES = {"macs_share": "MACs, share of the unpruned model's", "latency_share": "time, share of the unpruned model's"}
 QUALITY = {"patch_cosine": "loss of the patches' features, 1 - cosine", "top1": "top-1 accuracy, %"}
 MARKERS = "osD^v<>pPXh*"
+LEGEND_COLUMNS = 4
+LEGEND = {"loc": "outside lower center", "ncols": LEGEND_COLUMNS, "fontsize": 8}
 
 
 def draw_frontier(rows: Sequence[Mapping], path: Path, title: str) -> Path | None:
@@ -18,13 +20,16 @@ def draw_frontier(rows: Sequence[Mapping], path: Path, title: str) -> Path | Non
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second, and is optional
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7 * len(axes_shown), 5 * len(sizes) + 0.5), layout="constrained")
+    methods = list(dict.fromkeys(row["method"] for row in rows if filled(row, quality)))
+    figure = Figure(figsize=(7 * len(axes_shown), 5 * len(sizes) + 0.5 + 0.2 * len(methods) / LEGEND_COLUMNS), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(sizes), len(axes_shown), squeeze=False)
     for line, size in zip(panels, sizes, strict=True):
         for panel, axis in zip(line, axes_shown, strict=True):
-            draw_panel(panel, [row for row in rows if row["img_size"] == size], axis, quality)
+            draw_panel(panel, [row for row in rows if row["img_size"] == size], methods, axis, quality)
             panel.set_title(f"{size} px", fontsize=10)
+    lines = {line.get_label(): line for panel in panels.flat for line in panel.lines}
+    figure.legend([lines[method] for method in methods if method in lines], [method for method in methods if method in lines], **LEGEND)
     figure.suptitle(title, fontsize=11)
     unfinished = path.with_name(f".{path.name}.unfinished")
     figure.savefig(unfinished, dpi=90, format="png")
@@ -32,21 +37,21 @@ def draw_frontier(rows: Sequence[Mapping], path: Path, title: str) -> Path | Non
     return path
 
 
-def draw_panel(panel, rows: Sequence[Mapping], axis: str, quality: str) -> None:
+def draw_panel(panel, rows: Sequence[Mapping], methods: Sequence[str], axis: str, quality: str) -> None:
+    """A line for each of the methods that has points; its colour and marker are its place among them all, the same in every panel."""
     if quality == "patch_cosine":
         rows = [row for row in rows if filled(row, "target_share")]  # the unpruned model itself loses nothing, which no logarithm shows
-    for place, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
+    for place, method in enumerate(methods):
         points = sorted((float(row[axis]), value(row, quality)) for row in rows if row["method"] == method and filled(row, axis) and filled(row, quality))
         if points:
-            panel.plot(*zip(*points, strict=True), marker=MARKERS[place % len(MARKERS)], markersize=4, linewidth=1, label=method)
+            style = {"marker": MARKERS[place % len(MARKERS)], "color": f"C{place % 10}", "markersize": 4, "linewidth": 1}
+            panel.plot(*zip(*points, strict=True), label=method, **style)
     if quality == "patch_cosine":
         panel.set_yscale("log")
         panel.invert_yaxis()
     panel.set_xlabel(AXES[axis])
     panel.set_ylabel(QUALITY[quality])
     panel.grid(alpha=0.3)
-    if panel.lines:
-        panel.legend(fontsize=6)
 
 
 def value(row: Mapping, quality: str) -> float:
