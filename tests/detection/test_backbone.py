@@ -186,6 +186,7 @@ REFUSED = {
         "dynamic_img_size=True",
     ),
     "another family": (lambda: dense_vit("resnet18"), UnsupportedModel, "resnet18 cannot be built as a dense VisionTransformer"),
+    "nothing to keep": (lambda: dense_vit("vit_tiny_patch16_224", keep="0.5"), UnsupportedModel, "keep is for models with columns, such as deit_s_bias"),
     "distilled": (lambda: dense_vit("deit_tiny_distilled_patch16_224", **TINY), UnsupportedModel, "cannot be built as a dense VisionTransformer"),
     "an unknown name": (lambda: dense_vit("deit_smal_patch16_224"), ValueError, "did you mean deit_small_patch16_224"),
     "no window": (lambda: ViTBackbone(vit(), global_blocks=(1,)), ValueError, "give a window, or leave them out"),

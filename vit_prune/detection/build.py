@@ -35,7 +35,8 @@ def dense_vit(name: str, *, pretrained: bool = False, checkpoint: str | Path | N
     try:
         vit = timm.create_model(name, class_token=False, reg_tokens=0, final_norm=False, dynamic_img_size=True, **WITHOUT_HEAD, **kwargs)
     except (TypeError, AssertionError) as error:  # an argument that this family does not take, or not with these values
-        raise UnsupportedModel(f"{name} cannot be built as a dense VisionTransformer: {error}") from error
+        hint = "; keep is for models with columns, such as deit_s_bias" if "'keep'" in str(error) else ""
+        raise UnsupportedModel(f"{name} cannot be built as a dense VisionTransformer: {error}{hint}") from error
     if pretrained or checkpoint is not None:
         take_weights(vit, source_of(name, pretrained, checkpoint, **kwargs))
     return vit
