@@ -69,11 +69,7 @@ class RunFolder:
 
     def commit(self, state: dict) -> None:
         """Replace resume.pt. Raises: OSError for a full disk; the old file is whole then."""
-        with replacing(self.path / RESUME) as path:
-            try:
-                torch.save(state, path)
-            except RuntimeError as error:  # what a full disk is to torch
-                raise OSError(f"cannot write {self.path / RESUME}: {error}") from error
+        write_state(self.path / RESUME, state)
 
     def publish(self, model: nn.Module, history: History) -> None:
         """Save the model of the last epoch, and write down what all epochs gave."""
@@ -89,16 +85,29 @@ class RunFolder:
 
     def read(self) -> dict | None:
         """What `commit` wrote, on the CPU; None where no epoch was finished. Raises: ValueError for a broken file."""
-        path = self.path / RESUME
-        if not path.exists():
-            return None
+        return read_state(self.path / RESUME, f"start anew with --initial-checkpoint {self.path / 'last'}")
+
+
+def write_state(path: Path, state: dict) -> None:
+    """Replace a file of tensors and plain values. Raises: OSError for a full disk; the old file is whole then."""
+    with replacing(path) as temporary:
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
-        except OSError:
-            raise
-        except Exception as error:  # a broken pickle may raise anything
-            reason = f"{path} is not whole ({type(error).__name__}), which a kill alone cannot do: it is renamed only when it is written"
-            raise ValueError(f"{reason}. Copy it again, or start anew with --initial-checkpoint {self.path / 'last'}") from error
+            torch.save(state, temporary)
+        except RuntimeError as error:  # what a full disk is to torch
+            raise OSError(f"cannot write {path}: {error}") from error
+
+
+def read_state(path: Path, advice: str) -> dict | None:
+    """What `write_state` wrote, on the CPU; None where there is no file. Raises: ValueError for a broken one, with what else can be done."""
+    if not path.exists():
+        return None
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # a broken pickle may raise anything
+        reason = f"{path} is not whole ({type(error).__name__}), which a kill alone cannot do: it is renamed only when it is written"
+        raise ValueError(f"{reason}. Copy it again, or {advice}") from error
 
 
 def lock(path: Path) -> IO | None:

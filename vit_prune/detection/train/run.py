@@ -23,13 +23,14 @@ from vit_prune.detection.model import MaskRCNN
 from vit_prune.detection.train.config import DetectTrainConfig
 from vit_prune.detection.train.data import JitteredImages, train_batches
 from vit_prune.detection.train.optimizer import create_optimizer, set_rate
-from vit_prune.detection.train.state import LAST, LOCK, RECIPE, lock, read_state, write_rows, write_state
+from vit_prune.detection.train.state import LAST, read_state, write_rows, write_state
 from vit_prune.measure.memory import peak_memory_mib
 from vit_prune.methods.base import set_progress
 from vit_prune.train.build import pick_device
 from vit_prune.train.distributed import from_primary, is_primary, on_primary, process_group, rank, sum_over_ranks, world_size
 from vit_prune.train.engine import TrainingDiverged
 from vit_prune.train.recipe import plain, save_recipe
+from vit_prune.train.state import LOCK, RECIPE, lock
 from vit_prune.train.update import Update
 
 log = logging.getLogger(__name__)
