@@ -77,6 +77,17 @@ def test_a_run_that_is_killed_and_started_again_is_the_whole_run(config, tmp_pat
     assert all(torch.equal(first[key][name], second[key][name]) for key in first for name in first[key])
 
 
+def test_a_folder_that_another_process_trains_in_is_left_alone(config):
+    Path(config.output).mkdir()
+    hold = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    other = subprocess.Popen([sys.executable, "-c", hold, f"{config.output}/.lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError, match=r"another process trains in .*run: wait for its end, or write into another folder"):
+            run(config)
+    assert run(replace(config, iterations=2))["iteration"] == 2
+
+
 def test_a_complete_run_stays_as_it_is(config):
     row = run(config)
     before = (Path(config.output) / METRICS).read_bytes()

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from vit_prune.detection.train.state import LAST, read_state, write_rows, write_
 from vit_prune.measure.memory import peak_memory_mib
 from vit_prune.methods.base import set_progress
 from vit_prune.train.build import pick_device
-from vit_prune.train.distributed import from_primary, is_primary, on_primary, process_group, rank, sum_over_ranks, world_size
+from vit_prune.train.distributed import from_primary, on_primary, process_group, rank, sum_over_ranks, world_size
 from vit_prune.train.engine import TrainingDiverged
 from vit_prune.train.recipe import plain, save_recipe
 from vit_prune.train.state import LOCK, RECIPE, lock
@@ -65,19 +66,32 @@ def run(config: DetectTrainConfig) -> dict:
 
     Returns: the last row of metrics.csv. Raises: ValueError or OSError before the first batch for what can be known then; TrainingDiverged.
     """
-    with process_group(str(pick_device(config.device))) as device:
-        folder = Path(config.output)
-        on_primary(lambda: folder.mkdir(parents=True, exist_ok=True))
-        held = lock(folder / LOCK) if is_primary() else None  # until the end
+    folder = Path(config.output)
+    with process_group(str(pick_device(config.device))) as device, held(folder):
         job = prepare(config, device, read_state(folder))
         on_primary(lambda: save_recipe(job.config, folder / RECIPE))
         if job.rows:
             on_primary(lambda: publish(job, folder))  # a kill may have come before it
         for _ in train(job):
             on_primary(lambda: write(job, folder))
-        if held is not None:
-            held.close()
         return job.rows[-1]
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep others from writing into it for the length of a with-block. Raises: BlockingIOError in every process."""
+    locks = []
+
+    def take() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        locks.append(lock(folder / LOCK))
+
+    on_primary(take)
+    try:
+        yield
+    finally:
+        for file in filter(None, locks):
+            file.close()
 
 
 def prepare(config: DetectTrainConfig, device: torch.device, state: dict | None) -> Job:
