@@ -1,6 +1,7 @@
 """One run: train, write down, evaluate, go on after a kill."""
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from timm.utils import random_seed
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
 from vit_prune.detection.build import build_detector
 from vit_prune.detection.checkpoint import save_detector
@@ -28,7 +30,7 @@ from vit_prune.detection.train.state import LAST, read_state, write_rows, write_
 from vit_prune.measure.memory import peak_memory_mib
 from vit_prune.methods.base import set_progress
 from vit_prune.train.build import pick_device
-from vit_prune.train.distributed import from_primary, on_primary, process_group, rank, sum_over_ranks, world_size
+from vit_prune.train.distributed import from_primary, is_primary, on_primary, process_group, rank, sum_over_ranks, world_size
 from vit_prune.train.engine import TrainingDiverged
 from vit_prune.train.recipe import plain, save_recipe
 from vit_prune.train.state import LOCK, RECIPE, lock
@@ -72,8 +74,9 @@ def run(config: DetectTrainConfig) -> dict:
         on_primary(lambda: save_recipe(job.config, folder / RECIPE))
         if job.rows:
             on_primary(lambda: publish(job, folder))  # a kill may have come before it
-        for _ in train(job):
-            on_primary(lambda: write(job, folder))
+        with iteration_bar(job) as bar:
+            for _ in train(job, bar):
+                on_primary(lambda: write(job, folder))
         return job.rows[-1]
 
 
@@ -150,7 +153,13 @@ def restore(job: Job, state: dict) -> None:
     job.rows, job.iteration, job.skipped = state["rows"], state["iteration"], state["skipped"]
 
 
-def train(job: Job) -> Iterator[None]:
+def iteration_bar(job: Job) -> tqdm:
+    """Iterations done, iterations per second, time left; silent where stderr is no terminal, and in all processes but the first."""
+    shown = None if is_primary() else True
+    return tqdm(desc="training", total=job.config.iterations, initial=job.iteration, unit=" iterations", file=sys.stderr, disable=shown)
+
+
+def train(job: Job, bar: tqdm) -> Iterator[None]:
     """Stops whenever it is time to write down what there is. Weights are written before they are judged, which may fail."""
     config, meter = job.config, Meter(job.device)
     yield from judged_when_due(job)  # a kill may have come before it
@@ -160,6 +169,7 @@ def train(job: Job) -> Iterator[None]:
         set_progress(job.model, (job.iteration + rank() / world_size()) / config.iterations)
         meter.add(*step(job, *next(batches)))
         job.iteration += 1
+        bar.update()
         if job.iteration % config.checkpoint_interval == 0 or job.iteration == config.iterations:
             job.rows.append({"iteration": job.iteration} | meter.row() | dict.fromkeys(FIGURES) | {"judged": False})
             meter = Meter(job.device)
