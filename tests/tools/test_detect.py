@@ -98,6 +98,16 @@ def test_pictures_are_drawn_with_what_was_found(run_tool, coco, saved, tmp_path)
         assert image.convert("RGB").tobytes() != drawn.convert("RGB").tobytes()
 
 
+def test_costs_are_printed_dense_beside_pruned_and_only_what_has_columns_keeps_less(run_tool, tmp_path):
+    small = ("--image-size", 64, "--num-classes", 3, "--keep", 0.5, "--output", tmp_path / "cost.json")
+    code, out, err = run_tool("detect_cost.py", "--model", "vit_tiny_patch16_224", "vit_ti_bias", *small)
+    assert code is None, code
+    dense, pruned = json.loads((tmp_path / "cost.json").read_text())["rows"]
+    assert dense["backbone_share"] == 1 > pruned["backbone_share"]
+    assert f"{pruned['backbone_gflops']:.2f}" in out.splitlines()[-1]
+    assert "all zero" not in err
+
+
 WRONG = {
     "no checkpoint": (("detect_evaluate.py", "--checkpoint", "nothing", "--data-dir", "x"), "nothing"),
     "no data": (("detect_evaluate.py", "--checkpoint", "SAVED"), "give --data-dir"),
