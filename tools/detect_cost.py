@@ -24,6 +24,7 @@ from vit_prune.measure.report import text_table
 from vit_prune.methods.stack import columns_methods
 from vit_prune.patch import set_keep
 from vit_prune.train.build import pick_device
+from vit_prune.train.checks import check_positive
 from vit_prune.train.cli import main
 from vit_prune.train.state import write_atomically
 
@@ -64,6 +65,7 @@ def build(flags: Flags, model: str) -> MaskRCNN:
 
 def run() -> None:
     flags = tyro.cli(Flags, description=__doc__)
+    check_positive("threads", flags.threads)
     torch.set_num_threads(flags.threads)
     torch.manual_seed(0)
     device = torch.device(pick_device(flags.device))

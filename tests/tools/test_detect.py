@@ -112,6 +112,7 @@ WRONG = {
     "no checkpoint": (("detect_evaluate.py", "--checkpoint", "nothing", "--data-dir", "x"), "nothing"),
     "no data": (("detect_evaluate.py", "--checkpoint", "SAVED"), "give --data-dir"),
     "two of a name": (("detect_predict.py", "--checkpoint", "SAVED", "--images", "a/1.jpg", "b/1.png", "--output", "OUT"), "two images are called 1"),
+    "no thread": (("detect_cost.py", "--threads", 0), "threads must be a whole number >= 1, got 0"),
     "a broken image": (("detect_predict.py", "--checkpoint", "SAVED", "--images", __file__, "--output", "OUT"), "cannot read the image"),
 }
 

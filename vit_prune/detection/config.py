@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from vit_prune.train.checks import Values
+from vit_prune.train.checks import Values, check_positive
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class DetectorConfig:
         if not isinstance(self.num_classes, int) or self.num_classes < least_classes:
             raise ValueError(f"num_classes must be a whole number >= {least_classes}, got {self.num_classes!r}")
         for name in ("image_size", "channels", "hidden", "train_candidates", "test_candidates", "proposals", "sampled_proposals", "detections"):
-            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a whole number >= 1, got {getattr(self, name)!r}")
+            check_positive(name, getattr(self, name))
         for name in ("score_thresh", "nms_thresh", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)!r}")

@@ -21,7 +21,7 @@ from vit_prune.checkpoint.rebuild import method_from
 from vit_prune.methods.base import MethodConfig
 from vit_prune.methods.l1 import L1
 from vit_prune.search.levels import Searchable, knobs_of
-from vit_prune.train.checks import check_device, check_name
+from vit_prune.train.checks import check_device, check_name, check_positive
 from vit_prune.train.recipe import load_yaml
 
 PHOTOGRAPHS = "photographs"
@@ -105,11 +105,6 @@ class SweepConfig:
 def file_part(label: str) -> str:
     """A label in a file's name."""
     return label.replace(" ", "-").replace("/", "-")
-
-
-def check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
 
 
 def check_shares(shares: Sequence) -> None:

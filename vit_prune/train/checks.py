@@ -49,6 +49,12 @@ def check_name(what: str, name: str, valid: Collection[str]) -> None:
     raise ValueError(f"unknown {what} {name!r}{hint}")
 
 
+def check_positive(name: str, value: object) -> None:
+    """Raises: ValueError for anything but a whole number from 1 on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+
+
 def few(names: Iterable[str]) -> str:
     """The first names, and how many more."""
     names = list(names)
