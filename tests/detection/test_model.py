@@ -152,6 +152,13 @@ def test_nothing_is_detected_where_no_score_is_high_enough(detector):
     assert {name: tuple(value.shape) for name, value in found.items()} == {"boxes": (0, 4), "scores": (0,), "labels": (0,), "masks": (0, 64, 96)}
 
 
+@torch.no_grad()
+def test_an_image_without_proposals_has_no_detections(detector, monkeypatch):
+    model = detector()
+    monkeypatch.setattr(model.rpn, "forward", lambda batch, *_: ([torch.zeros(0, 4) for _ in batch.image_sizes], {}))
+    assert [len(found["boxes"]) for found in model(images((64, 96), (32, 32)))] == [0, 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_boxes_are_computed_in_float32_under_autocast(detector, dtype):
     model = detector()

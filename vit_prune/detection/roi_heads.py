@@ -114,7 +114,7 @@ class Heads(RoIHeads):
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Boxes [m, 4], scores [m] and labels [m] of each image, by falling score."""
         counts = [len(one) for one in proposals]
-        boxes = self.box_coder.decode(box_regression, proposals).reshape(sum(counts), -1, 4)
+        boxes = self.box_coder.decode(box_regression, proposals).reshape(sum(counts), class_logits.shape[1] - 1, 4)
         each = zip(boxes.split(counts), class_logits.softmax(-1).split(counts), image_shapes, strict=True)
         found = [self._best(*one) for one in each]
         return [one[0] for one in found], [one[1] for one in found], [one[2] for one in found]
