@@ -377,7 +377,7 @@ def test_what_the_model_shows_need_not_be_given(tmp_path):
 
 def test_a_patched_model_inside_a_feature_wrapper_is_refused_with_what_to_save(tmp_path):
     wrapper = timm.create_model("deit_ti_bias", features_only=True, img_size=32, embed_dim=48, depth=4)
-    with pytest.raises(ValueError, match=r"inside this BiasFeatures"):
+    with pytest.raises(ValueError, match=r"inside this PrunedFeatures"):
         save(wrapper, tmp_path)
     save(wrapper.model, tmp_path)
     assert_same_weights(load(tmp_path).state_dict(), wrapper.model.state_dict())

@@ -1,7 +1,8 @@
-"""Token-bias models in timm's registry: `timm.create_model("deit_s_bias", pretrained=True, keep="linear:1.0:0.3")`.
+"""Our models in timm's registry: `timm.create_model("deit_s_bias", pretrained=True, keep="linear:1.0:0.3")`.
 
-Each is timm's own model, patched with `TokenBias` and `Columns`. It takes timm's arguments (`img_size`, `num_classes`, `features_only`,
-`checkpoint_path` with dense or with our weights, ...) and the fields of the two configs. `pretrained=True` starts from timm's dense weights.
+Each is timm's own model, patched: NAME_bias with `TokenBias` and `Columns`, NAME_budget with `BudgetFormer`, and with the other two as well where
+their fields are given. It takes timm's arguments (`img_size`, `num_classes`, `features_only`,
+`checkpoint_path` with dense or with our weights, ...) and the fields of the configs. `pretrained=True` starts from timm's dense weights.
 """
 
 import warnings
@@ -13,6 +14,8 @@ from timm.models import VisionTransformer, build_model_with_cfg, generate_defaul
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
+from vit_prune.methods.base import MethodConfig
+from vit_prune.methods.budgetformer import BudgetFormer
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.token_bias import TokenBias
 from vit_prune.patch import patch
@@ -33,6 +36,7 @@ default_cfgs = generate_default_cfgs(
 )
 COLUMNS_FIELDS = {field.name for field in fields(Columns)}
 BIAS_FIELDS = {field.name for field in fields(TokenBias)} - COLUMNS_FIELDS
+GATE_FIELDS = {field.name for field in fields(BudgetFormer)} - {"seed"}  # one seed, for whatever is drawn
 
 
 def bias_model(architecture: str, pretrained: bool = False, **kwargs) -> nn.Module:
@@ -40,17 +44,40 @@ def bias_model(architecture: str, pretrained: bool = False, **kwargs) -> nn.Modu
 
     Raises: ValueError for a field's wrong value, TypeError (timm's) for an unknown argument.
     """
+    methods = bias_configs(kwargs)
+    return patched_model(architecture, pretrained, methods, **kwargs)
+
+
+def budget_model(architecture: str, pretrained: bool = False, **kwargs) -> nn.Module:
+    """timm's `architecture` with gated heads; kwargs are timm's and the fields of BudgetFormer. Fields of TokenBias and Columns add those too.
+
+    Raises: as `bias_model`.
+    """
+    hybrid = bool((BIAS_FIELDS | COLUMNS_FIELDS - {"seed"}) & kwargs.keys())
+    given = {name: kwargs.pop(name) for name in GATE_FIELDS & kwargs.keys()}
+    gates = BudgetFormer(**given, seed=kwargs.get("seed", 0))
+    methods = bias_configs(kwargs) if hybrid else []
+    kwargs.pop("seed", None)
+    return patched_model(architecture, pretrained, [*methods, gates], **kwargs)
+
+
+def bias_configs(kwargs: dict) -> list[MethodConfig]:
+    """TokenBias and Columns from their fields, which are taken out of kwargs."""
     bias = TokenBias(**{name: kwargs.pop(name) for name in BIAS_FIELDS & kwargs.keys()})
-    columns = Columns(**{name: kwargs.pop(name) for name in COLUMNS_FIELDS & kwargs.keys()})
+    return [bias, Columns(**{name: kwargs.pop(name) for name in COLUMNS_FIELDS & kwargs.keys()})]
+
+
+def patched_model(architecture: str, pretrained: bool, methods: Sequence[MethodConfig], **kwargs) -> nn.Module:
+    """timm's model with the methods; kwargs are timm's."""
     features_only, out_indices = kwargs.pop("features_only", False), kwargs.pop("out_indices", 3)
     model = timm.create_model(architecture, pretrained=pretrained, **kwargs)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the token bias is all zero")  # a checkpoint or the training comes after
-        patch(model, [bias, columns])
-    return BiasFeatures(model, out_indices=out_indices) if features_only else model
+        patch(model, methods)
+    return PrunedFeatures(model, out_indices=out_indices) if features_only else model
 
 
-class BiasFeatures(FeatureGetterNet):
+class PrunedFeatures(FeatureGetterNet):
     """timm's `features_only` wrapper around a patched model: it cuts the blocks after the last index, which keep what they had in the whole model."""
 
     def __init__(self, model: nn.Module, out_indices: int | Sequence[int]) -> None:
@@ -85,6 +112,24 @@ def deit_b_bias(pretrained: bool = False, **kwargs) -> nn.Module:
 
 
 @register_model
+def deit_ti_budget(pretrained: bool = False, **kwargs) -> nn.Module:
+    """DeiT-Ti/16 at 224 px with gated heads."""
+    return budget_model("deit_tiny_patch16_224", pretrained, **kwargs)
+
+
+@register_model
+def deit_s_budget(pretrained: bool = False, **kwargs) -> nn.Module:
+    """DeiT-S/16 at 224 px with gated heads."""
+    return budget_model("deit_small_patch16_224", pretrained, **kwargs)
+
+
+@register_model
+def deit_b_budget(pretrained: bool = False, **kwargs) -> nn.Module:
+    """DeiT-B/16 at 224 px with gated heads."""
+    return budget_model("deit_base_patch16_224", pretrained, **kwargs)
+
+
+@register_model
 def vit_ti_bias(pretrained: bool = False, **kwargs) -> nn.Module:
     """ViT-Ti/16 at 224 px (AugReg) with token bias."""
     return bias_model("vit_tiny_patch16_224", pretrained, **kwargs)
@@ -115,3 +160,9 @@ def vit_mini28(pretrained: bool = False, **kwargs) -> nn.Module:
 def vit_mini28_bias(pretrained: bool = False, **kwargs) -> nn.Module:
     """`vit_mini28` with token bias."""
     return bias_model("vit_mini28", pretrained, **kwargs)
+
+
+@register_model
+def vit_mini28_budget(pretrained: bool = False, **kwargs) -> nn.Module:
+    """`vit_mini28` with gated heads."""
+    return budget_model("vit_mini28", pretrained, **kwargs)

@@ -137,17 +137,17 @@ class OtherColumns(MethodConfig):
         return OtherMethod()
 
 
-class Gate(MethodConfig):
-    name = "gating"
+class Span(MethodConfig):
+    name = "spans"
 
     def build(self, host: Host) -> Method:
-        class GateMethod(Method):
+        class SpanMethod(Method):
             config = self
 
-            def gate(self, x, *, mask):
+            def span(self, x, *, mask):
                 return None
 
-        return GateMethod()
+        return SpanMethod()
 
 
 def test_a_second_provider_of_a_hook_is_refused_and_both_are_named():
@@ -156,8 +156,8 @@ def test_a_second_provider_of_a_hook_is_refused_and_both_are_named():
 
 
 def test_a_hook_that_no_block_runs_is_refused_not_ignored():
-    with pytest.raises(NotImplementedError, match=r"blocks.0.attn: GateMethod provides `gate`"):
-        vp.patch(tiny_vit(), Gate())
+    with pytest.raises(NotImplementedError, match=r"blocks.0.attn: SpanMethod provides `span`"):
+        vp.patch(tiny_vit(), Span())
 
 
 def test_patched_restores_after_an_exception():

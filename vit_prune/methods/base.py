@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from vit_prune.methods.state import Tokens
+from vit_prune.ops.heads import HeadGroup
 
 Readouts = Mapping[str, Tensor]
 NOTHING: Readouts = MappingProxyType({})
@@ -40,12 +41,29 @@ class Host:
     calibration: BlockCalibration | None = None
 
 
+class HeadGate(NamedTuple):
+    """What each head's output is scaled by, and which heads run.
+
+    weight: [B, H] float32. groups: the heads that run, by image; the others are not computed (None: all run).
+    budget: s [B], the share of the heads that each image asks for. relevance: p [B, H], what it expects of each head; they sum to 1.
+    """
+
+    weight: Tensor
+    groups: tuple[HeadGroup, ...] | None
+    budget: Tensor
+    relevance: Tensor
+
+
 class KeptColumns(NamedTuple):
-    """The columns that attention sees: x [B, M, D], bias [B, H or 1, M] (contiguous) or None, index [B, M] into the tokens (None: all N in order)."""
+    """The columns that attention sees: x [B, M, D], bias [B, H or 1, M] (contiguous) or None, index [B, M] into the tokens (None: all N in order).
+
+    gate: of the heads; None leaves them as they are.
+    """
 
     x: Tensor
     bias: Tensor | None
     index: Tensor | None
+    gate: HeadGate | None = None
 
 
 class Method(nn.Module):
@@ -77,8 +95,12 @@ class Method(nn.Module):
     def columns(self, x: Tensor, bias: Tensor | None, *, attn: nn.Module, mask: Tensor | None) -> KeptColumns | None:
         """The columns to attend to; None keeps all. `mask` is the host's, [B or 1, H or 1, N or 1, N]."""
 
-    def gate(self, x: Tensor, *, mask: Tensor | None):
-        """Weights of the heads, and which of them run."""
+    def gate(self, x: Tensor, *, mask: Tensor | None, sizes: Tensor | None) -> HeadGate | None:
+        """Weights of the heads, and which of them run. sizes [B, N]: tokens that each one holds, hidden ones not counted, where tokens merge."""
+
+    def losses(self, gate: HeadGate) -> dict[str, Tensor]:
+        """Auxiliary losses by name, each a mean over the batch, of what `gate` returned; collected by `vp.losses`."""
+        return {}
 
     def span(self, x: Tensor, *, mask: Tensor | None):
         """How far each head looks."""

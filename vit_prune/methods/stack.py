@@ -5,9 +5,10 @@ B batch, N tokens, M kept columns, H heads, D width.
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
-from vit_prune.methods.base import NOTHING, Host, KeptColumns, Method, MethodConfig, Readouts, check_providers
+from vit_prune.methods.base import NOTHING, HeadGate, Host, KeptColumns, Method, MethodConfig, Readouts, check_providers
 
 
 class Prune(nn.Module):
@@ -26,6 +27,7 @@ class Prune(nn.Module):
         check_providers(self.children())
         self._check_bias()
         self.query_key_free = any(method.query_key_free for method in self.children())
+        self.listener: list | None = None  # while `vp.losses` collects
         self.frozen: tuple[str, ...] = ()  # host parameters that nothing reads any more, unfrozen by `unpatch`
 
     def _check_bias(self) -> None:
@@ -50,6 +52,11 @@ class Prune(nn.Module):
         return [method for method in self._modules.values() if method.answers("merge")]
 
     @property
+    def gaters(self) -> list[Method]:
+        """The method that gates heads: one at most."""
+        return [method for method in self._modules.values() if method.answers("gate")]
+
+    @property
     def keeps_all(self) -> bool:
         """True where attention sees every token's own column."""
         return all(method.keeps_all for method in self.choosers)
@@ -58,8 +65,33 @@ class Prune(nn.Module):
         """Of all methods, see `Method.readouts`."""
         return {name: weight for method in self.children() for name, weight in method.readouts(attn).items()}
 
-    def forward(self, x: Tensor, *, attn: nn.Module, mask: Tensor | None, size_bias: Tensor | None = None, read: Readouts = NOTHING) -> KeptColumns:
-        """x [B, N, D] -> the columns that attention sees; size_bias [B, 1, N]: log size of merged tokens; read: what the host has computed of the readouts."""
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        attn: nn.Module,
+        mask: Tensor | None,
+        size_bias: Tensor | None = None,
+        sizes: Tensor | None = None,
+        read: Readouts = NOTHING,
+    ) -> KeptColumns:
+        """x [B, N, D] -> the columns that attention sees, and the gate of the heads.
+
+        size_bias [B, 1, N]: what merged tokens add to the logits; sizes [B, N]: of merged tokens; read: what the host has computed of the readouts.
+        """
+        kept = self._columns(x, attn, mask, size_bias, read)
+        for method in self.gaters:
+            gate = method.gate(x, mask=mask, sizes=sizes)
+            self._tell(method, gate)
+            kept = kept._replace(gate=gate)
+        return kept
+
+    def _tell(self, method: Method, gate: HeadGate | None) -> None:
+        """Whoever collects losses hears of each gate once: a forward that checkpointing runs again, inside a backward pass, is none of its business."""
+        if self.listener is not None and gate is not None and (torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1):
+            self.listener.append((method, gate, torch.is_grad_enabled()))
+
+    def _columns(self, x: Tensor, attn: nn.Module, mask: Tensor | None, size_bias: Tensor | None, read: Readouts) -> KeptColumns:
         bias = size_bias
         for method in self.biases:
             own = method.bias(x, read=read) if read and method.reads else method.bias(x)

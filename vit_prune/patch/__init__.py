@@ -10,6 +10,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from vit_prune.methods.base import Host, MethodConfig
+from vit_prune.methods.budgetformer import heads_of
 from vit_prune.methods.columns import ColumnsMethod
 from vit_prune.methods.schedules import Keep, parse_keep
 from vit_prune.methods.stack import Prune, columns_methods, prune_stacks
@@ -93,6 +94,18 @@ def set_keep(model: nn.Module, keep: Keep | float | str | Sequence[float]) -> No
     for method, ratio in zip(columns, parse_keep(keep).ratios(len(columns)), strict=True):
         method.set_keep_ratio(ratio)
     warn_if_untrained(model)
+
+
+def set_heads(model: nn.Module, heads: int | Sequence[int] | None) -> None:
+    """Let k heads run in every image of a model with BudgetFormer, one number or one per block, for static shapes; None: each image's budget decides.
+
+    Raises: ValueError where the model has no gates, and for k outside 1..H.
+    """
+    gates = [method for stack in prune_stacks(model) for method in stack.gaters]
+    if not gates:
+        raise ValueError("no gates in this model: patch it with BudgetFormer()")
+    for method, k in [(method, heads_of(heads, index, len(gates), method.num_heads)) for index, method in enumerate(gates)]:
+        method.heads = k
 
 
 def hosts(model: nn.Module) -> list[Host]:

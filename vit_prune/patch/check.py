@@ -9,7 +9,7 @@ from vit_prune.methods.base import PROVIDERS, Host, MethodConfig
 from vit_prune.methods.stack import Prune, prune_stacks
 from vit_prune.patch.timm import ATTENTION_READS, BLOCK_READS, BLOCKS, ROOT_READS, ROOTS
 
-RUN_PROVIDERS = ("columns", "merge")  # the hooks that PrunedAttention and PrunedBlock run
+RUN_PROVIDERS = ("columns", "merge", "gate")  # the hooks that PrunedAttention and PrunedBlock run
 
 
 class UnsupportedModel(TypeError):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vit_prune.methods.base import NOTHING, KeptColumns, Readouts
 from vit_prune.ops.attention import sdpa
-from vit_prune.patch.timm import PrunedAttention, kept_mask
+from vit_prune.patch.timm import PrunedAttention, hooked, kept_mask
 
 ROWS = 16  # a GEMM whose width is a multiple of this many rows stays on its fast path in half precision
 
@@ -33,13 +33,14 @@ class FusedAttention(PrunedAttention):
         is_causal: bool = False,
         size_bias: Tensor | None = None,
         keys: list[Tensor] | None = None,
+        sizes: Tensor | None = None,
     ) -> Tensor:
         """As PrunedAttention.forward. Raises: RuntimeError in training mode."""
         if self.training:
             raise RuntimeError("a fused model is for inference: call model.eval(), or train the model before vp.fuse")
         if self.direct and attn_mask is None and not is_causal:
             return self.proj(self.attend(x, None, size_bias, keys))
-        return super().forward(x, attn_mask, is_causal, size_bias, keys)
+        return super().forward(x, attn_mask, is_causal, size_bias, keys, sizes)
 
     def attend(self, x: Tensor, mask: Tensor | None, size_bias: Tensor | None, keys: list[Tensor] | None) -> Tensor:
         """As PrunedAttention.attend."""
@@ -55,6 +56,18 @@ class FusedAttention(PrunedAttention):
         if self.direct:
             return self.weigh_directly(q, key_value, kept, mask, keys)
         return self.query_free(key_value, kept, mask) if prune.query_key_free else self.weigh(q, *key_value.chunk(2, dim=-1), kept, mask, keys)
+
+    def choose(self, x: Tensor, mask: Tensor | None, size_bias: Tensor | None, sizes: Tensor | None) -> KeptColumns:
+        """As PrunedAttention.choose: the readouts are a product of their own, since not all queries may be wanted."""
+        parts = self.project(x, self.first[0], self.rows).split_with_sizes(self.first[1:], -1)
+        return self.prune(x, attn=self, mask=mask, size_bias=size_bias, sizes=sizes, read=self.read(parts))
+
+    def attend_to(self, x: Tensor, kept: KeptColumns, mask: Tensor | None, keys: list[Tensor] | None) -> Tensor:
+        """As PrunedAttention.attend_to."""
+        key_value = self.project(kept.x, self.rows, None)
+        if self.prune.query_key_free:
+            return self.query_free(key_value, kept, mask)
+        return self.weigh(self.project(x, 0, self.first[0]), *key_value.chunk(2, dim=-1), kept, mask, keys)
 
     def weigh_directly(self, q: Tensor, key_value: Tensor, kept: KeptColumns, mask: Tensor | None, keys: list[Tensor] | None) -> Tensor:
         """As `weigh`, of key_value [B, M, 2 A]."""
@@ -84,9 +97,13 @@ class FusedAttention(PrunedAttention):
         """As PrunedAttention.is_sliceable."""
         return True
 
-    def rows_of(self, part: int) -> tuple[Tensor, Tensor | None]:
+    def is_one_stretch(self) -> bool:
+        """As PrunedAttention.is_one_stretch."""
+        return self.rows == self.first[0]
+
+    def rows_of(self, part: int, count: int = 1) -> tuple[Tensor, Tensor | None]:
         """As PrunedAttention.rows_of."""
-        rows = slice(first := self.first_row(part), first + self.attn_dim)
+        rows = slice(first := self.first_row(part), first + count * self.attn_dim)
         return self.weight[rows], None if self.bias is None else self.bias[rows]
 
     def read(self, parts: list[Tensor]) -> Readouts:
@@ -117,8 +134,8 @@ def fuse_attention(attn: PrunedAttention) -> None:
 def is_direct(attn: PrunedAttention) -> bool:
     """True where attention is PyTorch's fused kernel and nothing that could be skipped in evaluation mode computes or is hooked."""
     norms = (attn.q_norm, attn.k_norm, attn.norm)
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in (*norms, attn.proj_drop))
-    plain = attn.gate is None and not hooked and all(type(norm) is nn.Identity for norm in norms)
+    watched = any(map(hooked, (*norms, attn.proj_drop)))
+    plain = attn.gate is None and not attn.prune.gaters and not watched and all(type(norm) is nn.Identity for norm in norms)
     return plain and attn.fused_attn and attn.prune.impl in ("auto", "sdpa") and not attn.prune.query_key_free
 
 

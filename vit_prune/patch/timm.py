@@ -17,6 +17,7 @@ from vit_prune.methods.stack import Prune
 from vit_prune.methods.state import Tokens
 from vit_prune.ops.attention import column_attention, query_free_attention
 from vit_prune.ops.columns import gather_mask
+from vit_prune.patch.heads import active_heads, scaled
 
 ROOTS = (VisionTransformer, VisionTransformerDistilled, NaFlexVit)
 BLOCKS = (Block,)
@@ -39,40 +40,70 @@ class PrunedAttention(Attention):
         is_causal: bool = False,
         size_bias: Tensor | None = None,
         keys: list[Tensor] | None = None,
+        sizes: Tensor | None = None,
     ) -> Tensor:
         """x [B, N, D] -> [B, N, D_out]; attn_mask broadcasts to [B, H, N, N], bool (True = visible) or additive.
 
-        size_bias: log size of merged tokens [B, 1, N]. keys: a list that gets the keys [B, H, N, d], where all tokens have one.
+        size_bias: log size of merged tokens [B, 1, N]. keys: a list that gets the keys [B, H, N, d], where all tokens and heads have one.
+        sizes: of merged tokens [B, N].
         """
         N = x.shape[1]  # prune
         gate = self.gate(x).sigmoid() if self.gate is not None else None
-        x = self.attend(x, host_mask(attn_mask, is_causal, x), size_bias, keys)  # prune
+        mask = host_mask(attn_mask, is_causal, x)  # prune
+        if self.prune.gaters:  # prune
+            x = self.gated(x, mask, size_bias, keys, sizes, gate)  # prune
+        else:
+            x = self.output(self.attend(x, mask, size_bias, keys), gate)  # prune
+        return self.proj_drop(x.expand(-1, N, -1))  # prune
+
+    def output(self, x: Tensor, gate: Tensor | None) -> Tensor:
+        """The host's own end: x [B, N or 1, A] -> [B, N, D_out]; gate [B, N, A]: the host's output gate."""
         x = self.norm(x)
         if gate is not None:
             x = x * gate
-        x = self.proj(x)
-        return self.proj_drop(x.expand(-1, N, -1))  # prune
+        return self.proj(x)
+
+    def gated(
+        self, x: Tensor, mask: Tensor | None, size_bias: Tensor | None, keys: list[Tensor] | None, sizes: Tensor | None, output_gate: Tensor | None
+    ) -> Tensor:
+        """Attention and output of the heads that run, each scaled by its weight: x [B, N, D] -> [B, N or 1, D_out]."""
+        kept = self.choose(x, mask, size_bias, sizes)
+        if kept.gate is not None and kept.gate.groups is not None:
+            return active_heads(self, x, kept, mask, output_gate)
+        return self.output(scaled(self.attend_to(x, kept, mask, keys), kept.gate), output_gate)
+
+    def choose(self, x: Tensor, mask: Tensor | None, size_bias: Tensor | None, sizes: Tensor | None) -> KeptColumns:
+        """The columns and the heads."""
+        return self.prune(x, attn=self, mask=mask, size_bias=size_bias, sizes=sizes)
 
     def attend(self, x: Tensor, mask: Tensor | None, size_bias: Tensor | None, keys: list[Tensor] | None) -> Tensor:
-        """Attention of x [B, N, D] over the kept columns -> [B, N or 1, A]; 1 where every query has the same row."""
-        kept = self.prune(x, attn=self, mask=mask, size_bias=size_bias)
+        """Attention of x [B, N, D] over the columns that are kept -> [B, N or 1, A]; 1 where every query has the same row."""
+        return self.attend_to(x, self.prune(x, attn=self, mask=mask, size_bias=size_bias), mask, keys)
+
+    def attend_to(self, x: Tensor, kept: KeptColumns, mask: Tensor | None, keys: list[Tensor] | None) -> Tensor:
+        """The same, over these columns."""
         if self.prune.query_key_free:
             return self.query_free(self.project(kept.x, 2, 3), kept, mask)
         return self.weigh(*self.queries_keys_values(x, kept.x), kept, mask, keys)
 
     def query_free(self, v: Tensor, kept: KeptColumns, mask: Tensor | None) -> Tensor:
         """softmax(bias) v of v [B, M, A] -> [B, 1, A]."""
-        out = query_free_attention(self.heads(v), kept.bias, mask=kept_mask(mask, kept), dropout_p=self.dropout_p())
-        return out.transpose(1, 2).flatten(2)
+        return self.attend_heads(None, None, self.heads(v), kept, mask).transpose(1, 2).flatten(2)
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, kept: KeptColumns, mask: Tensor | None, keys: list[Tensor] | None) -> Tensor:
         """Attention of q [B, N, A] over k, v [B, M, A] -> [B, N, A]."""
-        impl = "math" if self.prune.impl == "auto" and not self.fused_attn else self.prune.impl
         q, k, v = self.q_norm(self.heads(q)), self.k_norm(self.heads(k)), self.heads(v)
         if keys is not None and kept.index is None:
             keys.append(k)
-        out = column_attention(q, k, v, kept.bias, mask=kept_mask(mask, kept), scale=self.scale, dropout_p=self.dropout_p(), impl=impl)
-        return out.transpose(1, 2).flatten(2)
+        return self.attend_heads(q, k, v, kept, mask).transpose(1, 2).flatten(2)
+
+    def attend_heads(self, q: Tensor | None, k: Tensor | None, v: Tensor, kept: KeptColumns, mask: Tensor | None) -> Tensor:
+        """Attention of some heads, q [B, h, N, d] over k, v [B, h, M, d] -> [B, h, N, d]; softmax(bias) v [B, h, 1, d] in a query-key-free block."""
+        mask = kept_mask(mask, kept)
+        if self.prune.query_key_free:
+            return query_free_attention(v, kept.bias, mask=mask, dropout_p=self.dropout_p())
+        impl = "math" if self.prune.impl == "auto" and not self.fused_attn else self.prune.impl
+        return column_attention(q, k, v, kept.bias, mask=mask, scale=self.scale, dropout_p=self.dropout_p(), impl=impl)
 
     def dropout_p(self) -> float:
         return self.attn_drop.p if self.training else 0.0
@@ -115,9 +146,17 @@ class PrunedAttention(Attention):
         """True where `rows_of` may be read."""
         return is_plain_linear(self.qkv)
 
-    def rows_of(self, part: int) -> tuple[Tensor, Tensor | None]:
-        """Weight [A, D] and bias [A] of the queries (0), keys (1) or values (2)."""
-        rows = slice(part * self.attn_dim, (part + 1) * self.attn_dim)
+    def is_one_stretch(self) -> bool:
+        """True where the rows of queries, keys and values follow each other."""
+        return True
+
+    def can_cut_proj(self, output_gate: Tensor | None) -> bool:
+        """True where some heads can be projected back without the others: nothing that sees all of them lies between."""
+        return output_gate is None and is_plain_linear(self.proj) and type(self.norm) is nn.Identity and not hooked(self.norm)
+
+    def rows_of(self, part: int, count: int = 1) -> tuple[Tensor, Tensor | None]:
+        """Weight [count A, D] and bias [count A] of the queries (0), keys (1) or values (2), and of those that follow."""
+        rows = slice(part * self.attn_dim, (part + count) * self.attn_dim)
         return self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]
 
     def key_weight(self) -> Tensor:
@@ -137,7 +176,7 @@ class PrunedBlock(Block):
     def forward(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tokens]:
         """x [B, N, D] -> [B, N - r, D], and what its tokens stand for."""
         merger, normed, keys = self.attn.prune.mergers[0], self.norm1(x), []  # prune
-        attended = self.attn(normed, attn_mask=tokens.mask, size_bias=merger.column_bias(tokens), keys=keys)  # prune
+        attended = self.attn(normed, tokens.mask, size_bias=merger.column_bias(tokens), keys=keys, sizes=tokens.sizes)  # prune
         x = x + self.drop_path1(self.ls1(attended))
         if merger.num_merges(x.shape[1]):  # prune
             x, tokens = merger.merge(x, keys[0].mean(1) if keys else self.attn.metric(normed), tokens)  # prune
@@ -147,8 +186,11 @@ class PrunedBlock(Block):
 
 def is_plain_linear(module: nn.Module) -> bool:
     """True where slicing the weight is the same as calling the module: an nn.Linear itself, without hooks or a forward of its own."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return type(module) is nn.Linear and not any(hooks) and "forward" not in vars(module)
+    return type(module) is nn.Linear and not hooked(module) and "forward" not in vars(module)
+
+
+def hooked(module: nn.Module) -> bool:
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def kept_mask(mask: Tensor | None, kept: KeptColumns) -> Tensor | None:

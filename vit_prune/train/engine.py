@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from vit_prune.methods.base import set_progress
+from vit_prune.methods.losses import losses
 from vit_prune.train.distributed import rank, sum_over_ranks, world_size
 from vit_prune.train.losses import Loss
 from vit_prune.train.progress import progress_bar
@@ -123,8 +124,9 @@ def forward_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:
     images, targets = images.to(training.device, non_blocking=True), targets.to(training.device, non_blocking=True)
     if training.mixup is not None:
         images, targets = training.mixup(images, targets)
-    with training.autocast():
-        return training.loss(training.wrapped(images), targets, images)
+    with training.autocast(), losses(training.wrapped) as aux:
+        loss = training.loss(training.wrapped(images), targets, images)
+    return loss + aux.total()
 
 
 def synchronised(wrapped: nn.Module, last: bool) -> object:

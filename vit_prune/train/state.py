@@ -156,7 +156,7 @@ def new_name(model: str, img_size: int) -> str:
 
 def as_csv(rows: list[dict]) -> str:
     with io.StringIO(newline="") as text:
-        writer = csv.DictWriter(text, fieldnames=rows[0])
+        writer = csv.DictWriter(text, fieldnames=dict.fromkeys(name for row in rows for name in row))  # an older version may have begun the run
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue()

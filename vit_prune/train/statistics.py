@@ -1,4 +1,4 @@
-"""What the token bias and the selection do in each block: a row per block, for layers.csv and TensorBoard.
+"""What the token bias, the selection and the gates do in each block: a row per block, for layers.csv and TensorBoard.
 
 Legend: B batch, N tokens, M kept columns, H heads.
 """
@@ -6,7 +6,7 @@ Legend: B batch, N tokens, M kept columns, H heads.
 import torch
 from torch import Tensor, nn
 
-from vit_prune.methods.base import KeptColumns
+from vit_prune.methods.base import HeadGate, KeptColumns
 from vit_prune.methods.stack import Prune, columns_methods, prune_stacks
 
 
@@ -16,7 +16,8 @@ def layer_statistics(model: nn.Module, images: Tensor) -> list[dict]:
 
     Returns: {"block", "keep": its ratio or None, "columns", "columns_min", "columns_max": M, mean and extremes over the batch, "tokens": N,
         "bias_std": over the tokens, mean over images and heads, "bias_max": largest magnitude, "kept_mass": share of softmax(bias) that the
-        kept columns hold, "weight_norm": of W_b}. What a block has not is None.
+        kept columns hold, "weight_norm": of W_b, "heads": that run, mean over the batch, "budget": s, mean over the batch, "budget_std": over
+        the batch, "entropy": of p in nats, mean over the batch}. What a block has not is None.
     """
     stacks, rows = prune_stacks(model), []
     if not stacks:
@@ -24,7 +25,7 @@ def layer_statistics(model: nn.Module, images: Tensor) -> list[dict]:
     training = model.training
 
     def measure(stack: Prune, args: tuple[Tensor], kept: KeptColumns) -> None:
-        rows.append({"block": len(rows)} | columns_row(stack, args[0], kept) | bias_row(stack, args[0], kept))
+        rows.append({"block": len(rows)} | columns_row(stack, args[0], kept) | bias_row(stack, args[0], kept) | gate_row(kept.gate))
 
     handles = [stack.register_forward_hook(measure) for stack in stacks]
     try:
@@ -64,6 +65,17 @@ def bias_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
     }
 
 
+def gate_row(gate: HeadGate | None) -> dict:
+    if gate is None:
+        return dict.fromkeys(("heads", "budget", "budget_std", "entropy"))
+    return {
+        "heads": num_heads(gate).float().mean().item(),
+        "budget": gate.budget.mean().item(),
+        "budget_std": gate.budget.std(correction=0).item(),
+        "entropy": torch.special.entr(gate.relevance).sum(-1).mean().item(),
+    }
+
+
 def kept_mass(bias: Tensor, kept: KeptColumns) -> float:
     """Share of softmax(bias), mean over heads and images, in the kept columns."""
     if kept.index is None:
@@ -79,3 +91,12 @@ def num_columns(kept: KeptColumns, batch: int) -> Tensor:
     if kept.bias is None:
         return torch.full((batch,), kept.x.shape[1], device=kept.x.device)
     return (~kept.bias.isneginf()).all(1).sum(-1).expand(batch)
+
+
+def num_heads(gate: HeadGate) -> Tensor:
+    """Heads that run in each image, [B]."""
+    B, H = gate.weight.shape
+    counts = torch.full((B,), H, device=gate.weight.device)
+    for images, heads in gate.groups or ():
+        counts[slice(None) if images is None else images] = heads.shape[1]
+    return counts

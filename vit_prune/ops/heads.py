@@ -1,0 +1,58 @@
+"""Heads that run: which, in what groups, and the slices of the weights that they need.
+
+B batch, H heads, k heads that run, d head dim, D width.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class HeadGroup(NamedTuple):
+    """Images for which equally many heads run: images [b] int64 into the batch (None: all of them), heads [b, k] int64, ascending."""
+
+    images: Tensor | None
+    heads: Tensor
+
+
+def strongest(relevance: Tensor, k: int) -> Tensor:
+    """The k heads of largest relevance [B, H], ties to the lower index: [B, k], ascending."""
+    return relevance.argsort(dim=-1, descending=True, stable=True)[:, :k].sort(dim=-1).values
+
+
+def group_by_count(relevance: Tensor, counts: list[int]) -> tuple[HeadGroup, ...]:
+    """The strongest heads of each image, as many as counts say, in groups of images with equally many. relevance [B, H]."""
+    if len(set(counts)) == 1:
+        return (HeadGroup(None, strongest(relevance, counts[0])),)
+    groups = []
+    for k in sorted(set(counts)):
+        images = torch.tensor([image for image, count in enumerate(counts) if count == k], device=relevance.device)
+        groups.append(HeadGroup(images, strongest(relevance[images], k)))
+    return tuple(groups)
+
+
+def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, units: Tensor, size: int) -> Tensor:
+    """x W^T + b of some units of rows alone, each image's own.
+
+    Args: x [B, N, D]; weight [U size, D], bias [U size]: U units of `size` rows; units [B, m] int64.
+    Returns: [B, N, m size], the units in the order given.
+    """
+    B, m = units.shape
+    rows = weight.view(-1, size * weight.shape[1]).index_select(0, units.flatten()).view(B, m * size, -1)
+    if bias is None:
+        return x @ rows.mT
+    offsets = bias.view(-1, size).index_select(0, units.flatten()).view(B, 1, m * size)
+    return torch.baddbmm(offsets, x, rows.mT)
+
+
+def merge_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: Tensor, size: int) -> Tensor:
+    """The output projection of some heads alone, each image's own: the others' share is zero.
+
+    Args: x [B, N, k size]; weight [D, H size], bias [D]; heads [B, k] int64.
+    Returns: [B, N, D].
+    """
+    B, k = heads.shape
+    columns = weight.view(weight.shape[0], -1, size).index_select(1, heads.flatten()).view(-1, B, k * size)
+    out = torch.bmm(x, columns.permute(1, 2, 0))
+    return out if bias is None else out + bias
