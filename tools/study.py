@@ -14,6 +14,7 @@ import vit_prune as vp
 from vit_prune.measure.report import text_table, write_json
 from vit_prune.methods.stack import columns_methods
 from vit_prune.train.cli import main, parse_flags
+from vit_prune.train.evaluation.kept import of_first_batch
 from vit_prune.train.evaluation.results import cost
 from vit_prune.train.study import load_study, train_all, with_run_folder
 
@@ -42,19 +43,20 @@ class Flags:
 def summarise(results: dict[int, dict]) -> dict:
     """One variant: {"top1": of each seed after the last epoch, in percent, "mean", "std", "macs", "seconds": of all its epochs, ...}.
 
-    The columns, on which the MACs of the rules mass and threshold depend, are those of the first batch of the evaluation.
+    The columns and heads, on which the MACs depend where the image decides, are those of the first batch of the evaluation.
     """
     top1 = {seed: result["last"]["eval_top1"] for seed, result in results.items()}
     first = next(iter(results.values()))
     model = vp.load(Path(first["folder"]) / "last")
-    columns = [layer["columns"] for layer in first["layers"]]
+    kept = of_first_batch(first["layers"])
     return {
         "top1": top1,
         "top1_mean": mean(top1.values()),
         "top1_std": stdev(top1.values()) if len(top1) > 1 else None,
         "top5": {seed: result["last"]["eval_top5"] for seed, result in results.items()},
-        "columns_per_block": columns,
-        "macs": cost(model, {"columns": mean(columns) if columns else None, "columns_per_block": columns}, by_mean=by_mean(model))["macs"],
+        "columns_per_block": kept["columns_per_block"],
+        "heads_per_block": kept["heads_per_block"],
+        "macs": cost(model, kept, by_mean=by_mean(model))["macs"],
         "seconds": {seed: result["seconds"] for seed, result in results.items()},
         "folders": {seed: result["folder"] for seed, result in results.items()},
     }

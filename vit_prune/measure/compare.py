@@ -121,10 +121,12 @@ def counted(cost: ModelMacs | None, baseline: ModelMacs | None, *, pruned: bool)
     return fields
 
 
-def closed_form(model: nn.Module, img_size: int | tuple[int, int] | None, *, num_columns: Sequence[int] | None = None) -> ModelMacs | None:
+def closed_form(
+    model: nn.Module, img_size: int | tuple[int, int] | None, *, num_columns: Sequence[int] | None = None, num_heads: Sequence[int] | None = None
+) -> ModelMacs | None:
     """None for a model, or a rule, whose MACs are not known without running it."""
     try:
-        return macs(model, img_size, num_columns=num_columns)
+        return macs(model, img_size, num_columns=num_columns, num_heads=num_heads)
     except (TypeError, ValueError, NotImplementedError):
         return None
 

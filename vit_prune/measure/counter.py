@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vit_prune.measure.inputs import image_size, unwrap
 from vit_prune.measure.result import ModelMacs
+from vit_prune.methods.budgetformer import BudgetFormerMethod
 from vit_prune.methods.columns import ColumnsMethod
 from vit_prune.methods.stack import prune_stacks
 from vit_prune.patch import unpatch
@@ -36,12 +37,14 @@ def count_macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, 
         img_size: pixels, int or (height, width), of a batch of one image; None is the model's own size.
         inputs: the forward's arguments, instead of an image; only their shapes and dtypes matter.
 
-    Raises: ValueError for the rules mass and threshold, whose M depends on the values in the image.
+    Raises: ValueError for the rules mass and threshold, and for gates whose budget decides: what they compute depends on the values in the image.
     """
     model = unwrap(model)
     for name, module in model.named_modules():
         if isinstance(module, ColumnsMethod) and module.config.rule != "topk":
             raise ValueError(f"{name} keeps as many columns as the image asks for, and a count has no image: use macs(model, num_columns=[...])")
+        if isinstance(module, BudgetFormerMethod) and module.num_active is None:
+            raise ValueError(f"{name} runs as many heads as the image asks for, and a count has no image: use macs(model, num_heads=[...]) or vp.set_heads")
     shadow = copy_with(model, on_meta).eval().requires_grad_(False)  # the counter's module tracker trips over leaves that need gradients
     arguments = [example_image(shadow, img_size)] if inputs is None else tree_leaves(inputs)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -12,10 +12,12 @@ Legend: N tokens (queries), M kept columns, H heads, d head dim, A = H d, D widt
 
 In a fused model bias is N D for each row that rides in the query product, the rows of zeros that fill it up included; selection is the assignment alone.
 Where tokens merge, the mlp and what follows see N - r tokens; all N come back before pooling and head. Matching counts as selection, see ToMeMethod.macs.
+Where heads are gated, q, kv, qk, av and proj are those of the k heads that run, and the gates, D D + D + D H of one mean token, count as selection.
 Without queries and keys: no q, M D A for the values, no qk, M A for softmax(bias) v, and one row through proj (N with an output gate).
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from timm.layers import Attention, AttentionPoolLatent, PatchEmbed
 from timm.layers.attention_pool import AttentionPoolPrr
@@ -24,8 +26,9 @@ from torch import nn
 
 from vit_prune.measure.counter import count_macs
 from vit_prune.measure.inputs import image_size, patch_grid, unwrap
-from vit_prune.measure.result import BLOCK_PARTS, BlockMacs, ModelMacs
+from vit_prune.measure.result import BLOCK_PARTS, PROJECTIONS, BlockMacs, ModelMacs
 from vit_prune.methods.base import PROVIDERS
+from vit_prune.methods.budgetformer import BudgetFormerMethod
 from vit_prune.methods.columns import ColumnsMethod
 from vit_prune.methods.stack import Prune
 from vit_prune.methods.tome import ToMeMethod
@@ -36,19 +39,27 @@ from vit_prune.patch.timm import BLOCKS, ROOTS, PrunedAttention, PrunedBlock, is
 
 __all__ = ["BLOCK_PARTS", "BlockMacs", "ModelMacs", "count_macs", "macs"]
 
+KNOWN = (ColumnsMethod, ToMeMethod, BudgetFormerMethod)  # the providers whose effect on the host's products is counted
 ONE_ROW_POOLS = ("token", "avg", "avgmax", "max")
 
 
-def macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, *, num_columns: Sequence[int] | None = None) -> ModelMacs:
+def macs(
+    model: nn.Module,
+    img_size: int | tuple[int, int] | None = None,
+    *,
+    num_columns: Sequence[int] | None = None,
+    num_heads: Sequence[int] | None = None,
+) -> ModelMacs:
     """MACs of a timm ViT in closed form, patched or not; no forward is run and the weights may lie on `meta`.
 
     Args:
         model: VisionTransformer, VisionTransformerDistilled or NaFlexVit of standard blocks.
         img_size: pixels, int or (height, width); None is the model's own size. Others need dynamic_img_size or a NaFlexVit.
         num_columns: M per block for the rules mass and threshold, prefix tokens included, e.g. the means over a data set, rounded.
+        num_heads: heads that run per block, where the budget of each image decides (BudgetFormer).
 
     Raises: TypeError that names the module whose MACs are not known; ValueError for a size that the model does not take, and for
-        num_columns that are missing, out of range or not asked for.
+        num_columns or num_heads that are missing, out of range or not asked for.
     """
     model = unwrap(model)
     if type(model) not in (*ROOTS, *MERGING.values()):
@@ -59,9 +70,7 @@ def macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, *, num
     size = image_size(model, img_size)
     height, width = patch_grid(embeds, size, fixed=not getattr(model, "dynamic_img_size", True))  # a NaFlexVit has no such flag
     num_tokens = height * width + model.num_prefix_tokens
-    given = [None] * len(model.blocks) if num_columns is None else list(num_columns)
-    if len(given) != len(model.blocks):
-        raise ValueError(f"num_columns lists {len(given)} blocks, the model has {len(model.blocks)}")
+    given = [Given(*both) for both in zip(per_block(model, "num_columns", num_columns), per_block(model, "num_heads", num_heads), strict=True)]
     result = ModelMacs(
         img_size=size,
         num_tokens=num_tokens,
@@ -72,6 +81,21 @@ def macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, *, num
     )
     sheet.check_complete()
     return result
+
+
+class Given(NamedTuple):
+    """What depends on the image in one block, as it is told: M columns, k heads."""
+
+    columns: int | None = None
+    heads: int | None = None
+
+
+def per_block(model: nn.Module, name: str, values: Sequence[int] | None) -> list[int | None]:
+    """Raises: ValueError for another number of values than the model has blocks."""
+    values = [None] * len(model.blocks) if values is None else list(values)
+    if len(values) != len(model.blocks):
+        raise ValueError(f"{name} lists {len(values)} blocks, the model has {len(model.blocks)}")
+    return values
 
 
 class Sheet:
@@ -116,7 +140,7 @@ class BlockCounter:
 
     def __call__(self, index: int, num_tokens: int) -> BlockMacs:
         """One block as it is set now."""
-        return _block(self.sheet, self.sheet.model.blocks[index], num_tokens, None, whole=num_tokens)
+        return _block(self.sheet, self.sheet.model.blocks[index], num_tokens, Given(), whole=num_tokens)
 
 
 def _embeds(sheet: Sheet) -> nn.Module:
@@ -137,16 +161,16 @@ def _projection(sheet: Sheet, proj: nn.Module, num_patches: int) -> int:
     return num_patches * proj.weight.numel()
 
 
-def _blocks(sheet: Sheet, num_tokens: int, given: Sequence[int | None]) -> Iterator[BlockMacs]:
+def _blocks(sheet: Sheet, num_tokens: int, given: Sequence[Given]) -> Iterator[BlockMacs]:
     """Each block, at the tokens that the blocks before have left."""
     left = num_tokens
-    for block, columns in zip(sheet.model.blocks, given, strict=True):
-        cost = _block(sheet, block, left, columns, whole=num_tokens)
+    for block, told in zip(sheet.model.blocks, given, strict=True):
+        cost = _block(sheet, block, left, told, whole=num_tokens)
         yield cost
         left -= cost.num_merged
 
 
-def _block(sheet: Sheet, block: nn.Module, num_tokens: int, given: int | None, *, whole: int) -> BlockMacs:
+def _block(sheet: Sheet, block: nn.Module, num_tokens: int, given: Given, *, whole: int) -> BlockMacs:
     """One block on num_tokens tokens; `whole` of them are in a model where nothing merges."""
     if type(block) not in (*BLOCKS, PrunedBlock):
         raise sheet.refuse(block, ", ".join(kind.__name__ for kind in BLOCKS))
@@ -156,22 +180,25 @@ def _block(sheet: Sheet, block: nn.Module, num_tokens: int, given: int | None, *
     stack = getattr(attn, "prune", None)
     if type(attn) is PrunedAttention and not is_plain_linear(attn.qkv):
         raise TypeError(f"{sheet.names[attn.qkv]} is a {type(attn.qkv).__name__} or has hooks: a patched block calls it whole, and its MACs are not known")
-    columns = _num_columns(sheet.names[attn], stack, num_tokens, given)
+    columns = _num_columns(sheet.names[attn], stack, num_tokens, given.columns)
+    heads = _num_heads(sheet.names[attn], attn, stack, given.heads)
     merged = sum(method.num_merges(num_tokens) for method in stack.mergers) if stack is not None else 0
     mlp = sheet.mlp(block.mlp, num_tokens - merged)
     key_free = stack is not None and stack.query_key_free
 
-    def attention(tokens: int, columns: int, *, key_free: bool) -> dict[str, int]:
-        return _attention(sheet, attn, tokens, columns, key_free=key_free)
+    def attention(tokens: int, columns: int, *, key_free: bool = False, heads: int = attn.num_heads) -> dict[str, int]:
+        return _attention(sheet, attn, tokens, columns, key_free=key_free, heads=heads)
 
     return BlockMacs(
         name=sheet.names[block],
         num_tokens=num_tokens,
         num_columns=columns,
         num_merged=merged,
-        parts={**attention(num_tokens, columns, key_free=key_free), **_overhead(attn, stack, num_tokens, given), "mlp": mlp},
-        dense=sum(attention(whole, whole, key_free=False).values()) + sheet.mlp(block.mlp, whole),
-        ceiling=sum(attention(num_tokens, 0, key_free=key_free).values()) + mlp,
+        num_heads=heads,
+        parts={**attention(num_tokens, columns, key_free=key_free, heads=heads), **_overhead(attn, stack, num_tokens, given), "mlp": mlp},
+        dense=sum(attention(whole, whole).values()) + sheet.mlp(block.mlp, whole),
+        ceiling=sum(attention(num_tokens, 0, key_free=key_free, heads=heads).values()) + mlp,
+        all_projected={name: macs for name, macs in attention(num_tokens, columns, key_free=key_free).items() if name in PROJECTIONS},
     )
 
 
@@ -179,7 +206,7 @@ def _num_columns(name: str, stack: Prune | None, num_tokens: int, given: int | N
     """M of a block. Raises: NotImplementedError for a method whose effect on the host's own products is not known here."""
     methods = list(stack.children()) if stack is not None else []
     for method in methods:
-        unknown = [hook for hook in PROVIDERS if method.answers(hook) and not isinstance(method, (ColumnsMethod, ToMeMethod))]
+        unknown = [hook for hook in PROVIDERS if method.answers(hook) and not isinstance(method, KNOWN)]
         if unknown:
             raise NotImplementedError(f"{name}: {type(method).__name__} provides `{unknown[0]}`, which the closed form does not count")
     choosers = [method for method in methods if isinstance(method, ColumnsMethod)]  # one at most
@@ -191,6 +218,19 @@ def _num_columns(name: str, stack: Prune | None, num_tokens: int, given: int | N
     return columns
 
 
+def _num_heads(name: str, attn: nn.Module, stack: Prune | None, given: int | None) -> int:
+    """k of a block. Raises: ValueError where it depends on the image and is not told, is out of range, or is told and does not depend on it."""
+    gates = [method for method in stack.children() if isinstance(method, BudgetFormerMethod)] if stack is not None else []
+    heads = gates[0].num_active_of_all if gates else attn.num_heads
+    if heads is None and given is None:
+        raise ValueError(f"{name}: how many heads run depends on the image: give num_heads, one k per block, or vp.set_heads(model, k)")
+    if heads is not None and given not in (None, heads):
+        raise ValueError(f"{name}: num_heads is for gates whose budget decides; here {heads} of {attn.num_heads} heads run")
+    if not 1 <= (given or heads) <= attn.num_heads:
+        raise ValueError(f"{name}: num_heads must be in 1..{attn.num_heads}, got {given}")
+    return given or heads
+
+
 def _given_columns(name: str, method: ColumnsMethod, num_tokens: int, given: int | None) -> int:
     if given is None:
         raise ValueError(f"{name}: under the rule {method.config.rule} M depends on the image: give num_columns, one M per block")
@@ -199,30 +239,37 @@ def _given_columns(name: str, method: ColumnsMethod, num_tokens: int, given: int
     return given
 
 
-def _attention(sheet: Sheet, attn: nn.Module, num_tokens: int, num_columns: int, *, key_free: bool) -> dict[str, int]:
-    """The host's own products, without the methods'. key_free: attention is softmax(bias) v, one row for all queries."""
+def _attention(sheet: Sheet, attn: nn.Module, num_tokens: int, num_columns: int, *, key_free: bool, heads: int) -> dict[str, int]:
+    """The host's own products of the heads that run, without the methods'. key_free: attention is softmax(bias) v, one row for all queries."""
     queries = 0 if key_free else num_tokens
     proj_rows = 1 if key_free and attn.gate is None else num_tokens
     per_row = attn.weight.shape[1] * attn.attn_dim if type(attn) is FusedAttention else sheet.linear(attn.qkv, 1) // 3  # D A, a third of the qkv projection
+    per_row, attended = per_row * heads // attn.num_heads, attn.attn_dim * heads // attn.num_heads
+    projected = sheet.linear(attn.proj, proj_rows)
+    if heads < attn.num_heads and attn.can_cut_proj(attn.gate):
+        projected = projected * heads // attn.num_heads
     return {
         "q": queries * per_row,
         "kv": num_columns * per_row * (1 if key_free else 2),
-        "qk": queries * num_columns * attn.attn_dim,
-        "av": max(1, queries) * num_columns * attn.attn_dim,
+        "qk": queries * num_columns * attended,
+        "av": max(1, queries) * num_columns * attended,
         "gate": sheet.linear(attn.gate, num_tokens),
-        "proj": sheet.linear(attn.proj, proj_rows),
+        "proj": projected,
     }
 
 
-def _overhead(attn: nn.Module, stack: Prune | None, num_tokens: int, given: int | None) -> dict[str, int]:
-    """What the methods report: the selection, and everything else, which adds to the logits."""
+def _overhead(attn: nn.Module, stack: Prune | None, num_tokens: int, given: Given) -> dict[str, int]:
+    """What the methods report: the selection of columns, heads and pairs of tokens, and everything else, which adds to the logits."""
     fused = type(attn) is FusedAttention
     overhead = {"bias": num_tokens * attn.weight.shape[1] * sum(attn.first[1:]) if fused else 0, "selection": 0}
     for method in stack.children() if stack is not None else ():
         if isinstance(method, ColumnsMethod):
-            overhead["selection"] += method.macs(num_tokens, given, query_key_free=stack.query_key_free, riding=fused)
+            overhead["selection"] += method.macs(num_tokens, given.columns, query_key_free=stack.query_key_free, riding=fused)
         elif isinstance(method, ToMeMethod):
-            overhead["selection"] += method.macs(num_tokens, has_all_keys=stack.keeps_all, query_key_free=stack.query_key_free)
+            has_all_keys = stack.keeps_all and _num_heads("", attn, stack, given.heads) == attn.num_heads
+            overhead["selection"] += method.macs(num_tokens, has_all_keys=has_all_keys, query_key_free=stack.query_key_free)
+        elif isinstance(method, BudgetFormerMethod):
+            overhead["selection"] += method.macs(num_tokens)
         elif not (fused and method.reads):
             overhead["bias"] += method.macs(num_tokens)
     return overhead

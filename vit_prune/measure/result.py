@@ -6,6 +6,7 @@ FLOPs = 2 x MACs. The ceiling is the cost with M -> 0 columns in every block and
 from dataclasses import dataclass
 
 BLOCK_PARTS = ("q", "kv", "bias", "selection", "qk", "av", "gate", "proj", "mlp")
+PROJECTIONS = ("q", "kv", "proj")
 
 
 class Comparison:
@@ -59,10 +60,11 @@ class BlockMacs(Comparison):
 
     Args:
         name: the block in the model, "blocks.3".
-        num_tokens: N, the queries. num_columns: M, the keys and values. num_merged: tokens that merge away before the MLP.
-        parts: by BLOCK_PARTS. q, kv: projections; bias: methods that add to the logits; selection: choosing and merging columns and tokens;
+        num_tokens: N, the queries. num_columns: M, the keys and values. num_merged: tokens that merge away before the MLP. num_heads: that run.
+        parts: by BLOCK_PARTS. q, kv: projections; bias: methods that add to the logits; selection: choosing columns and heads, merging tokens;
             qk: q k^T; av: weights v; gate, proj: the host's output gate and projection; mlp: every nn.Linear of block.mlp.
-        dense: the same block unpatched, in a model where nothing merges. ceiling: with M = 0 and no overhead, of the tokens that there are.
+        dense: the same block unpatched, in a model where nothing merges. ceiling: with M = 0 and no overhead, of the tokens and heads that there are.
+        all_projected: by PROJECTIONS, of all heads, whether they run or not.
     """
 
     name: str
@@ -72,10 +74,17 @@ class BlockMacs(Comparison):
     parts: dict[str, int]
     dense: int
     ceiling: int
+    num_heads: int
+    all_projected: dict[str, int]
 
     @property
     def total(self) -> int:
         return sum(self.parts.values())
+
+    @property
+    def total_all_projected(self) -> int:
+        """The total if the heads that do not run were projected all the same, as BudgetFormer's paper counts."""
+        return sum((self.parts | self.all_projected).values())
 
     @property
     def overhead(self) -> int:
@@ -89,6 +98,7 @@ class BlockMacs(Comparison):
             "num_tokens": self.num_tokens,
             "num_columns": self.num_columns,
             "num_merged": self.num_merged,
+            "num_heads": self.num_heads,
             **self.figures(),
             "parts": dict(self.parts),
         }
@@ -113,6 +123,11 @@ class ModelMacs(Comparison):
     @property
     def total(self) -> int:
         return self.outside + sum(block.total for block in self.blocks)
+
+    @property
+    def total_all_projected(self) -> int:
+        """As `BlockMacs.total_all_projected`, of the model."""
+        return self.outside + sum(block.total_all_projected for block in self.blocks)
 
     @property
     def dense(self) -> int:

@@ -15,9 +15,10 @@ from vit_prune.measure.report import block_table
 from vit_prune.measure.result import ModelMacs
 from vit_prune.measure.setting import Row, Setting
 from vit_prune.measure.tables import rows_table, title
+from vit_prune.methods.budgetformer import budget_decides
 from vit_prune.methods.stack import columns_methods, prune_stacks
 from vit_prune.patch.fused import is_fused
-from vit_prune.train.statistics import num_columns
+from vit_prune.train.statistics import num_columns, num_heads
 
 THIS, ORIGINAL = "this model", "unpruned"
 
@@ -30,12 +31,14 @@ class Report:
         macs: closed form, per block, for one image; None where there is none.
         rows: latency and memory: of the baseline, where there is one, then of the model.
         kept: M per patched block, the columns that attention sees, prefix tokens included, mean over the images.
+        heads: that run, per block with gates, mean over the images.
         environment: what it was measured on.
     """
 
     macs: ModelMacs | None
     rows: tuple[Row, ...]
     kept: tuple[float, ...]
+    heads: tuple[float, ...]
     environment: dict
 
     def __str__(self) -> str:
@@ -49,6 +52,7 @@ class Report:
         return {
             "macs": None if self.macs is None else self.macs.to_dict(),
             "kept_columns": list(self.kept),
+            "running_heads": list(self.heads),
             "rows": [row.to_dict() for row in self.rows],
             "environment": self.environment,
         }
@@ -83,13 +87,14 @@ def report(
     setting = Setting(img_size=img_size, batch_size=batch_size if images is None else len(images), dtype=dtype)
     size = img_size if images is None else tuple(images.shape[-2:])
     compared = SideBySide(setting, with_baseline(model, against, size), device, fused=False, images=images)
-    kept = kept_columns(compared.models[THIS], compared.images[THIS])
-    counts = closed_form(model, size, num_columns=[round(columns) for columns in kept] if depends_on_images(model) else None)
+    kept, heads = kept_columns(compared.models[THIS], compared.images[THIS])
+    columns = [round(count) for count in kept] if depends_on_images(model) else None
+    counts = closed_form(model, size, num_columns=columns, num_heads=[round(count) for count in heads] if budget_decides(model) else None)
     compared.costs[THIS] = counts
     threads = torch.get_num_threads()
     latency = compared.latency(runs=runs, warmup=warmup, threads=threads)
     rows = compared.rows(latency, compared.peaks(threads) if memory else {})
-    return Report(counts, tuple(rows), kept, environment(device, threads=threads, dtypes=[dtype]))
+    return Report(counts, tuple(rows), kept, heads, environment(device, threads=threads, dtypes=[dtype]))
 
 
 def depends_on_images(model: nn.Module) -> bool:
@@ -98,14 +103,15 @@ def depends_on_images(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def kept_columns(model: nn.Module, images: Tensor) -> tuple[float, ...]:
-    """M of each patched block, mean over the images, seen by hooks in one forward of a copy; empty where nothing is patched."""
-    kept = []
-    handles = [stack.register_forward_hook(lambda _stack, args, columns: kept.append(num_columns(columns, len(args[0])))) for stack in prune_stacks(model)]
+def kept_columns(model: nn.Module, images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """M of each patched block and the heads that run in each with gates, means over the images, seen by hooks in one forward of a copy."""
+    seen = []
+    handles = [stack.register_forward_hook(lambda _stack, args, kept: seen.append((kept, len(args[0])))) for stack in prune_stacks(model)]
     model(images)
     for handle in handles:
         handle.remove()
-    return tuple(columns.float().mean().item() for columns in kept)
+    columns = tuple(num_columns(kept, batch).float().mean().item() for kept, batch in seen)
+    return columns, tuple(num_heads(kept.gate).float().mean().item() for kept, _ in seen if kept.gate is not None)
 
 
 def home(model: nn.Module) -> tuple[torch.device, str]:

@@ -144,6 +144,12 @@ class BudgetFormerMethod(Method):
             return self.heads
         return max(1, math.floor(self.config.budget * self.num_heads + ROUNDING))
 
+    @property
+    def num_active_of_all(self) -> int | None:
+        """The same, and H where no training has been told of; None where the image decides, and on `meta`, where nothing is known."""
+        untrained = self.num_active is None and not self.progress.is_meta and self.progress < 0
+        return self.num_heads if untrained else self.num_active
+
     def gate(self, x: Tensor, *, mask: Tensor | None, sizes: Tensor | None) -> HeadGate:
         with full_precision(x.device.type):
             pooled = mean_token(x, mask, sizes)
@@ -215,7 +221,7 @@ def mean_token(x: Tensor, mask: Tensor | None, sizes: Tensor | None) -> Tensor:
     if mask is None and sizes is None:
         return x.mean(1, dtype=wide)
     share = (visible_tokens(mask) if sizes is None else sizes).to(wide).expand(x.shape[0], -1)
-    return (share[:, None] @ x.to(wide)).squeeze(1) / share.sum(1, keepdim=True).clamp(min=torch.finfo(wide).tiny)
+    return (share[:, :, None] * x).sum(1) / share.sum(1, keepdim=True).clamp(min=torch.finfo(wide).tiny)
 
 
 def wide_linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -232,3 +238,8 @@ def heads_of(heads: int | Sequence[int] | None, block: int, depth: int, num_head
     if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or not 1 <= heads <= num_heads):
         raise ValueError(f"heads must be a number of heads in 1..{num_heads}, one per block, or None, got {heads!r}")
     return heads
+
+
+def budget_decides(model: nn.Module) -> bool:
+    """True where as many heads run as each image asks for."""
+    return any(isinstance(module, BudgetFormerMethod) and module.num_active_of_all is None for module in model.modules())

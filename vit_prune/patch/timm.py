@@ -50,10 +50,8 @@ class PrunedAttention(Attention):
         N = x.shape[1]  # prune
         gate = self.gate(x).sigmoid() if self.gate is not None else None
         mask = host_mask(attn_mask, is_causal, x)  # prune
-        if self.prune.gaters:  # prune
-            x = self.gated(x, mask, size_bias, keys, sizes, gate)  # prune
-        else:
-            x = self.output(self.attend(x, mask, size_bias, keys), gate)  # prune
+        has_gates = bool(self.prune.gaters)  # prune
+        x = self.gated(x, mask, size_bias, keys, sizes, gate) if has_gates else self.output(self.attend(x, mask, size_bias, keys), gate)  # prune
         return self.proj_drop(x.expand(-1, N, -1))  # prune
 
     def output(self, x: Tensor, gate: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from vit_prune.train.evaluation.tables import as_text, csv_text
 
 
 def row(name, top1, **fields):
-    known = {"top5": 99.0, "loss": 0.5, "macs": 8_000_000, "dense_macs": 10_000_000, "saved": 20.0, "columns": 25.5, "columns_spread": 0.0}
+    known = {"top5": 99.0, "loss": 0.5, "macs": 8_000_000, "dense_macs": 10_000_000, "saved": 20.0, "columns": 25.5, "columns_spread": 0.0, "heads": None}
     settings = {"keep": "0.5", "rule": "topk", "importance": "logit", "sampling": "topk", "dropped": "drop", "tau": None, "query_key_free": 0}
     spread = {"top1_std": None, "top5_std": None, "loss_std": None, "columns_per_block": [25.0, 26.0]}
     return {"checkpoint": name, "paths": [name], "dtype": "float32", "top1": top1, **known, **settings, **spread, **fields}

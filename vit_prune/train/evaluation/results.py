@@ -9,8 +9,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from vit_prune.measure.macs import macs
-from vit_prune.patch import set_keep
+from vit_prune.measure.macs import ModelMacs, macs
+from vit_prune.methods.budgetformer import budget_decides
+from vit_prune.methods.stack import prune_stacks
+from vit_prune.patch import set_heads, set_keep
 from vit_prune.train.evaluation.accuracy import evaluate
 from vit_prune.train.evaluation.candidates import Candidate, describe
 from vit_prune.train.evaluation.kept import KeptCounter
@@ -18,7 +20,9 @@ from vit_prune.train.evaluation.kept import KeptCounter
 log = logging.getLogger(__name__)
 
 ACCURACY = ("top1", "top5", "loss")
-COST = ("macs", "dense_macs", "saved", "columns", "columns_spread")
+MACS = ("macs", "dense_macs", "saved", "macs_spread", "macs_all_projected")
+COST = (*MACS, "columns", "columns_spread", "heads")
+PER_BLOCK = ("columns_per_block", "heads_per_block")
 UNITS = {
     "top1": "percent",
     "top5": "percent",
@@ -26,6 +30,10 @@ UNITS = {
     "macs": "multiply-accumulates per image",
     "dense_macs": "multiply-accumulates per image",
     "saved": "percent of dense_macs",
+    "macs_spread": "standard deviation of macs over the images, where heads are gated",
+    "macs_all_projected": "macs if the heads that do not run were projected all the same, as BudgetFormer's paper counts",
+    "heads": "heads that run, mean over blocks and images, where heads are gated",
+    "heads_per_block": "heads that run, mean over the images",
     "columns": "kept columns, prefix tokens included, mean over blocks and images",
     "columns_spread": "standard deviation of columns over the images",
     "columns_per_block": "kept columns, mean over the images",
@@ -55,29 +63,72 @@ def measure(path: str, model: nn.Module, keep: str | None, loader: DataLoader, d
 
 
 def cost(model: nn.Module, kept: dict, *, by_mean: bool) -> dict:
-    """MACs of one image beside the dense model's, None where there is no closed form, with the reason in the log; and the kept columns.
+    """MACs of one image beside the dense model's, None where there is no closed form, with the reason in the log; the kept columns and the heads that run.
 
     by_mean: M depends on the image: the MACs are those of the mean M of each block, rounded.
     """
+    kept = dict(kept)
+    heads, covariance = kept.pop("heads_per_block"), kept.pop("heads_covariance")
+    columns = [round(count) for count in kept["columns_per_block"]] if by_mean else None
+    running = {"heads": None, "heads_per_block": None} if heads is None else {"heads": mean(heads), "heads_per_block": heads}
     try:
-        counts = macs(model, num_columns=[round(columns) for columns in kept["columns_per_block"]] if by_mean else None)
+        decided = heads is not None and budget_decides(model)
+        counts = None if decided else macs(model, num_columns=columns)
+        counted = gated_macs(model, heads, covariance, columns) if decided else figures(counts, gated=heads is not None)
     except (TypeError, ValueError, NotImplementedError) as error:
         log.warning("no MACs: %s", error)
-        return dict.fromkeys(("macs", "dense_macs", "saved")) | kept
+        return dict.fromkeys(MACS) | kept | running
     if kept["columns"] is None:  # nothing is patched: each block sees every token
         per_block = [float(counts.num_tokens)] * len(counts.blocks)
         kept = {"columns": per_block[0], "columns_spread": 0.0, "columns_per_block": per_block}
-    return {"macs": counts.total, "dense_macs": counts.dense, "saved": 100 * counts.saved, **kept}
+    return counted | kept | running
+
+
+def figures(counts: ModelMacs, *, gated: bool) -> dict:
+    """gated: of a model whose heads are gated, the same number in each image."""
+    of_gates = {"macs_spread": 0, "macs_all_projected": counts.total_all_projected} if gated else dict.fromkeys(("macs_spread", "macs_all_projected"))
+    return {"macs": counts.total, "dense_macs": counts.dense, "saved": 100 * counts.saved, **of_gates}
+
+
+def gated_macs(model: nn.Module, heads: Sequence[float], covariance: Sequence[Sequence[float]], columns: Sequence[int] | None) -> dict:
+    """Mean and spread over the images of what is linear in the heads that run; heads: mean k per block, and its covariance between blocks."""
+    one, price, projected = head_prices(model, columns)
+    spread = torch.tensor(price, dtype=torch.float64) @ torch.tensor(covariance, dtype=torch.float64) @ torch.tensor(price, dtype=torch.float64)
+    total = one.total + sum(each * (k - 1) for each, k in zip(price, heads, strict=True))
+    whole = one.total_all_projected + sum(each * (k - 1) for each, k in zip(projected, heads, strict=True))
+    return {
+        "macs": round(total),
+        "dense_macs": one.dense,
+        "saved": 100 * (1 - total / one.dense),
+        "macs_spread": round(max(0.0, spread.item()) ** 0.5),
+        "macs_all_projected": round(whole),
+    }
+
+
+def head_prices(model: nn.Module, columns: Sequence[int] | None) -> tuple[ModelMacs, list[int], list[int]]:
+    """The MACs with one head in each block; what one more head costs in each, and what it does where all heads are projected in any case."""
+    gates = [gate for stack in prune_stacks(model) for gate in stack.gaters]
+    before = [gate.heads for gate in gates]
+    try:
+        set_heads(model, 1)
+        one = macs(model, num_columns=columns)
+        set_heads(model, [min(2, gate.num_heads) for gate in gates])
+        two = macs(model, num_columns=columns)
+    finally:
+        set_heads(model, before)
+    pairs = list(zip(one.blocks, two.blocks, strict=True))
+    return one, [b.total - a.total for a, b in pairs], [b.total_all_projected - a.total_all_projected for a, b in pairs]
 
 
 def combine(candidate: Candidate, models: Sequence[nn.Module], measured: Sequence[dict]) -> dict:
     """One row of several seeds, or of one: means, and for ACCURACY the value of each seed and their standard deviation (n - 1; None of one)."""
     first = measured[0]
     row = {"checkpoint": candidate.name, "paths": list(candidate.paths), "dtype": dtype_of(models[0])}
-    row |= {key: value for key, value in first.items() if key not in (*ACCURACY, *COST, "columns_per_block")}
+    row |= {key: value for key, value in first.items() if key not in (*ACCURACY, *COST, *PER_BLOCK)}
     row |= {key: mean([one[key] for one in measured]) for key in (*ACCURACY, *COST)}
-    blocks = [one["columns_per_block"] for one in measured]
-    row["columns_per_block"] = None if None in blocks else [mean(block) for block in zip(*blocks, strict=True)]
+    for key in PER_BLOCK:
+        blocks = [one[key] for one in measured]
+        row[key] = None if None in blocks else [mean(block) for block in zip(*blocks, strict=True)]
     for key in ACCURACY:
         values = [one[key] for one in measured]
         row |= {f"{key}_seeds": values, f"{key}_std": statistics.stdev(values) if len(values) > 1 else None}

@@ -20,9 +20,13 @@ def as_text(report: dict) -> str:
 
 
 def schedules(rows: Sequence[dict]) -> str:
-    """One line per checkpoint and schedule."""
+    """One line per checkpoint and schedule; heads where some are gated."""
     headers = ("checkpoint", "keep", "top-1 %", "top-5 %", "loss", "MMACs per image", "saved %", "columns")
-    return text_table(headers, [(row["checkpoint"], row["keep"], *accuracy(row), value(row, "loss", 4), *cost(row), number(row["columns"], 1)) for row in rows])
+    lines = [(row["checkpoint"], row["keep"], *accuracy(row), value(row, "loss", 4), *cost(row), number(row["columns"], 1)) for row in rows]
+    if all(row["heads"] is None for row in rows):
+        return text_table(headers, lines)
+    gated = [("all", "") if row["heads"] is None else (number(row["heads"], 2), mmacs(row | {"macs": row["macs_spread"]})) for row in rows]
+    return text_table((*headers, "heads", "spread of MMACs"), [line + more for line, more in zip(lines, gated, strict=True)])
 
 
 def training_inference(rows: Sequence[dict]) -> str:
