@@ -9,6 +9,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vit_prune.analysis.noop import perturb
+from vit_prune.methods.base import set_progress
+from vit_prune.methods.budgetformer import BudgetFormerMethod
+from vit_prune.methods.stack import prune_stacks
 
 
 @contextmanager
@@ -55,6 +58,21 @@ def kept_indices(model: nn.Module, images: Tensor) -> list[Tensor]:
     for handle in handles:
         handle.remove()
     return kept
+
+
+def gates_of(model: nn.Module) -> list[BudgetFormerMethod]:
+    """The gates of the blocks, in order."""
+    return [gate for stack in prune_stacks(model) for gate in stack.gaters]
+
+
+def randomise_gates(model: nn.Module) -> nn.Module:
+    """Budgets and relevances that differ from image to image, after the end of a training."""
+    generator = torch.Generator().manual_seed(3)
+    for gate in gates_of(model):
+        for parameter in gate.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * (0.7 if parameter.ndim > 1 else 0.3)
+    set_progress(model, 1.0)
+    return model
 
 
 def assert_within_budget(actual: Tensor, *, exact: Tensor, eager: Tensor, factor: float = 2.0) -> None:

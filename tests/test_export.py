@@ -9,7 +9,7 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import nn
 
 import vit_prune as vp
-from tests.helpers import randomise_bias, single_thread, tiny_named, tiny_vit
+from tests.helpers import randomise_bias, randomise_gates, single_thread, tiny_named, tiny_vit
 from vit_prune.export import ExportError, ParityError, compare, export_onnx, export_program, onnx_session, save_program
 from vit_prune.export import graph as graph_module
 from vit_prune.export.parity import random_images
@@ -30,6 +30,7 @@ HOSTS = {
     "query-key-free": (dict, vp.TokenBias(keep=0.5, query_key_free=1)),
     "systematic": (dict, [vp.TokenBias(), vp.Columns(keep=0.5, importance="prob", dropped="merge", sampling="systematic")]),
     "tome": (dict, vp.ToMe(r=3)),
+    "heads": (dict, [vp.TokenBias(), vp.Columns(keep=0.5, importance="prob"), vp.BudgetFormer(heads=2)]),
     "registers": (lambda: {"reg_tokens": 4}, vp.TokenBias(keep=0.5)),
     "distilled": (lambda: {"host": VisionTransformerDistilled}, vp.TokenBias(keep=0.5)),
     "average": (lambda: {"global_pool": "avg"}, vp.TokenBias(keep=0.5)),
@@ -49,7 +50,7 @@ def build(name="pruned", **kwargs):
     model = tiny_vit(**{"depth": 2 if name == "query-key-free" else 1} | arguments() | kwargs)
     if name == "column_mean":
         vp.calibrate(model, [torch.randn(4, 3, 32, 32)], rank=8)
-    return model if methods is None else randomise_bias(vp.patch(model, methods))
+    return model if methods is None else randomise_gates(randomise_bias(vp.patch(model, methods)))
 
 
 def run(path, images):
@@ -182,6 +183,7 @@ def test_a_model_in_which_rounding_decides_everything_says_so():
         (lambda: vp.patch(tiny_vit(), vp.Columns(rule="mass", tau=0.9, importance="column_mean")), {}, "calibrate"),
         (lambda: vp.patch(tiny_vit(), [vp.TokenBias(), vp.Columns(rule="mass", tau=0.9)]), {}, "the rule mass keeps another number of columns"),
         (lambda: vp.patch(tiny_vit(), [vp.TokenBias(), vp.Columns(rule="threshold", tau=1.0)]), {}, "the rule threshold keeps another number"),
+        (lambda: randomise_gates(vp.patch(tiny_vit(), vp.BudgetFormer())), {}, "each image's budget decides how many heads run"),
         (build, {"dynamic_size": True}, "built with dynamic_img_size=True, and this VisionTransformer was not"),
         (build, {"img_size": 48}, "does not take images of 48 x 48 pixels: Input height"),
         (build, {"img_size": 0}, "img_size must be a positive number"),

@@ -185,6 +185,7 @@ REFUSED = {
         ValueError,
         "dynamic_img_size=True",
     ),
+    "gated": (lambda: ViTBackbone(vp.patch(vit(), vp.BudgetFormer())), UnsupportedModel, "BudgetFormer is for classifiers"),
     "another family": (lambda: dense_vit("resnet18"), UnsupportedModel, "resnet18 cannot be built as a dense VisionTransformer"),
     "nothing to keep": (lambda: dense_vit("vit_tiny_patch16_224", keep="0.5"), UnsupportedModel, "keep is for models with columns, such as deit_s_bias"),
     "distilled": (lambda: dense_vit("deit_tiny_distilled_patch16_224", **TINY), UnsupportedModel, "cannot be built as a dense VisionTransformer"),

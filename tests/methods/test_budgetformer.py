@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import vit_prune as vp
-from tests.helpers import tiny_vit
+from tests.helpers import gates_of, tiny_vit
 from vit_prune.methods.base import HeadGate, Host
 from vit_prune.methods.budgetformer import BudgetFormerMethod
 from vit_prune.methods.stack import prune_stacks
@@ -31,10 +31,6 @@ def built(**fields) -> BudgetFormerMethod:
             method.f2.bias.fill_(0.5)
         method.g.weight.copy_(torch.eye(2))
     return method
-
-
-def gates_of(model: nn.Module) -> list[BudgetFormerMethod]:
-    return [gate for stack in prune_stacks(model) for gate in stack.gaters]
 
 
 def gated(**fields) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 import vit_prune as vp
-from tests.helpers import randomise_bias, tiny_vit
+from tests.helpers import randomise_bias, randomise_gates, tiny_vit
 from vit_prune.measure.macs import count_macs, macs
 from vit_prune.methods.base import HeadGate
 from vit_prune.methods.budgetformer import BudgetFormerMethod
@@ -38,20 +38,6 @@ METHODS = {
     "tome": [vp.ToMe(r=3)],
     "tome and columns": [vp.TokenBias(), vp.Columns(keep=0.7), vp.ToMe(r=2)],
 }
-
-
-def randomise_gates(model: nn.Module) -> nn.Module:
-    """Budgets and relevances that differ from image to image, after the end of a training."""
-    generator = torch.Generator().manual_seed(3)
-    for gate in gates_of(model):
-        for parameter in gate.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * (0.7 if parameter.ndim > 1 else 0.3)
-    vp.set_progress(model, 1.0)
-    return model
-
-
-def gates_of(model: nn.Module) -> list[BudgetFormerMethod]:
-    return [gate for stack in prune_stacks(model) for gate in stack.gaters]
 
 
 def gated(methods=(), **kwargs) -> nn.Module:

@@ -12,6 +12,7 @@ from timm.models import checkpoint
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from vit_prune.methods.stack import prune_stacks
 from vit_prune.patch.check import UnsupportedModel
 from vit_prune.patch.timm import BLOCKS, PrunedAttention
 
@@ -81,6 +82,8 @@ def check_vit(vit: nn.Module) -> None:
     if type(vit) is not VisionTransformer or any(type(block) not in BLOCKS for block in vit.blocks):
         kind = type(vit).__name__ if type(vit) is not VisionTransformer else type(vit.blocks[0]).__name__
         raise UnsupportedModel(f"a dense map is taken from a timm VisionTransformer of standard blocks in which no tokens merge, not from {kind}")
+    if any(stack.gaters for stack in prune_stacks(vit)):
+        raise UnsupportedModel("a detector attends in windows, of which none is an image with a budget of its own: BudgetFormer is for classifiers")
     if vit.num_prefix_tokens:
         raise ValueError(f"the model has {vit.num_prefix_tokens} prefix token(s), which a dense map has no place for: build it by dense_vit(name)")
     if vit.patch_embed.patch_size[0] != vit.patch_embed.patch_size[1] or vit.patch_embed.patch_size[0] not in STRIDES:

@@ -15,6 +15,7 @@ from torch.export import Dim, ExportedProgram
 from vit_prune.checkpoint.common import unwrap
 from vit_prune.export.parity import ExportError, Size, outputs, random_images
 from vit_prune.measure.inputs import image_size
+from vit_prune.methods.budgetformer import budget_decides
 from vit_prune.methods.stack import columns_methods
 
 OPSET = 20  # the first with Gelu; from 23 on attention is one operator, which in onnxruntime takes no mask [B, H, 1, M]
@@ -28,6 +29,8 @@ def inference_copy(model: nn.Module) -> nn.Module:
         raise ValueError("a model on the meta device has no weights to export")
     if rules := {method.config.rule for method in columns_methods(model)} - {"topk"}:
         raise ValueError(f"the rule {rules.pop()} keeps another number of columns in each image, and a graph has one: patch the model with the rule topk")
+    if budget_decides(model):
+        raise ValueError("each image's budget decides how many heads run, and a graph has one number: give it by vp.set_heads(model, k)")
     model = copy.deepcopy(model).to("cpu", torch.float32).eval().requires_grad_(False)
     if hasattr(model, "set_grad_checkpointing"):
         model.set_grad_checkpointing(False)

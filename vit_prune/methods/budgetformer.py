@@ -170,7 +170,7 @@ class BudgetFormerMethod(Method):
         untrained = self.progress < 0
         counts = torch.where(untrained, self.num_heads, self._count(budget)).tolist()
         weight = torch.where(untrained, torch.ones_like(weight), weight)
-        groups = None if min(counts) == self.num_heads else group_by_count(relevance, counts)
+        groups = None if min(counts, default=self.num_heads) == self.num_heads else group_by_count(relevance, counts)
         return HeadGate(weight, groups, budget, relevance)
 
     def _count(self, budget: Tensor) -> Tensor:
