@@ -12,7 +12,7 @@ from vit_prune.text.data.tokenizer import encode, load_tokenizer, train_tokenize
 pytest.importorskip("tokenizers")
 TEXTS = [row["text"] for row in rows(12)] + ["Ärger über ÄRGER", "tied tide edit diet"]
 AGAIN = "import sys; from tests.text.data.test_tokenizer import TEXTS; from vit_prune.text.data.tokenizer import train_tokenizer; "
-AGAIN += "sys.stdout.write(train_tokenizer(sys.argv[1], TEXTS, 60).to_str())"
+AGAIN += "print(*(train_tokenizer(kind, TEXTS, 60).to_str() for kind in sys.argv[1:]), sep=chr(10))"
 
 
 @pytest.fixture(params=["wordpiece", "bpe"])
@@ -20,11 +20,11 @@ def tokenizer(request):
     return train_tokenizer(request.param, TEXTS, 60)
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_the_same_texts_give_the_same_tokenizer_in_another_process(kind):
-    command = [sys.executable, "-W", "ignore", "-c", AGAIN, kind]
-    other = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True).stdout
-    assert other == train_tokenizer(kind, TEXTS, 60).to_str()
+def test_the_same_texts_give_the_same_tokenizer_in_another_process():
+    kinds = ("wordpiece", "bpe")
+    command = [sys.executable, "-W", "ignore", "-c", AGAIN, *kinds]
+    other = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert other == [train_tokenizer(kind, TEXTS, 60).to_str() for kind in kinds]
 
 
 def test_it_has_the_size_asked_for_lower_cases_and_pads_with_0(tokenizer):
