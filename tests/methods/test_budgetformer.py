@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import vit_prune as vp
 from tests.helpers import gates_of, tiny_vit
 from vit_prune.methods.base import HeadGate, Host
-from vit_prune.methods.budgetformer import BudgetFormerMethod
+from vit_prune.methods.budgetformer import WHOLE, BudgetFormerMethod
 from vit_prune.methods.stack import prune_stacks
 
 HOST = Host(name="blocks.0.attn", index=0, depth=1, dim=2, num_heads=2, head_dim=1, num_prefix_tokens=0)
@@ -75,9 +75,10 @@ def test_a_head_runs_for_each_whole_one_that_the_budget_pays_for():
 def test_the_schedules_are_exact_at_the_start_the_middle_and_the_end(done, tau, sigma, beta):
     config, method = vp.BudgetFormer(), vp.BudgetFormer().build(HOST)
     method.step(done)
-    assert method.done.item() == done
+    assert method.done == done
     assert (config.temperature(done), config.noise_scale(done), config.entropy_weight(done)) == pytest.approx((tau, sigma, beta), abs=1e-12)
-    tensors = (config.temperature(method.done), config.noise_scale(method.done), config.entropy_weight(method.done))
+    in_graph = method.progress / WHOLE
+    tensors = (config.temperature(in_graph), config.noise_scale(in_graph), config.entropy_weight(in_graph))
     assert [value.item() for value in tensors] == pytest.approx([tau, sigma, beta], abs=1e-7)
 
 
@@ -205,9 +206,9 @@ def test_progress_is_saved_loaded_copied_and_averaged_whole(tmp_path):
     ema.update(model)
     vp.save(model, tmp_path / "model")
     for other in (vp.load(tmp_path / "model"), copy.deepcopy(model), ema.module):
-        assert [gate.done.item() for gate in gates_of(other)] == [0.25, 0.25]
+        assert [gate.done for gate in gates_of(other)] == [0.25, 0.25]
     vp.set_progress(model, 0.5)
-    assert gates_of(ema.module)[0].done.item() == 0.25
+    assert gates_of(ema.module)[0].done == 0.25
 
 
 @pytest.mark.parametrize("budget", [None, 0.5])

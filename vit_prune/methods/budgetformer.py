@@ -133,9 +133,10 @@ class BudgetFormerMethod(Method):
         self.progress.fill_(round(progress * WHOLE))
 
     @property
-    def done(self) -> Tensor:
-        """t/T, float32; as good as 0 before any training."""
-        return self.progress / WHOLE
+    def done(self) -> float | Tensor:
+        """t/T, as good as 0 before any training: a number where reading it costs nothing, and a tensor in graphs and on devices that would have to wait."""
+        is_cheap = self.progress.device.type == "cpu" and not torch.compiler.is_compiling()
+        return (self.progress.item() if is_cheap else self.progress) / WHOLE
 
     @property
     def num_active(self) -> int | None:
@@ -226,7 +227,8 @@ def mean_token(x: Tensor, mask: Tensor | None, sizes: Tensor | None) -> Tensor:
 
 def wide_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """The layer in x's dtype."""
-    return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
+    weight, bias = layer.weight, layer.bias
+    return F.linear(x, weight, bias) if weight.dtype == x.dtype else F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
 
 
 def heads_of(heads: int | Sequence[int] | None, block: int, depth: int, num_heads: int) -> int | None:

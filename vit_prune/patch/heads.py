@@ -79,8 +79,8 @@ def projected(attn: "PrunedAttention", x: Tensor, heads: Tensor, part: int, coun
         whole = attn.project(x, part, part + count).unflatten(-1, (count, H, d)).permute(2, 0, 3, 1, 4)
         return tuple(heads_of(one, heads) for one in whole.unbind(0))
     weight, bias = attn.rows_of(part, count)
-    units = torch.cat([heads + index * H for index in range(count)], dim=1)
-    return project_heads(x, weight, bias, units, d).unflatten(-1, (count, k, d)).permute(2, 0, 3, 1, 4).unbind(0)
+    units = heads if count == 1 else torch.cat([heads + index * H for index in range(count)], dim=1)
+    return project_heads(x, weight, bias, units, d).view(*x.shape[:2], count, k, d).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def heads_of(value: Tensor | None, heads: Tensor) -> Tensor | None:

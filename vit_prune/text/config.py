@@ -15,7 +15,7 @@ class TextConfig:
     """Train a text encoder, with pruning or without.
 
     Args:
-        model: text_mini, text_4l8h, text_4l12h, text_6l12h, text_12l12h, text_mini_bias, text_4l8h_bias; or a folder of vp.save, to train on
+        model: text_mini, text_4l8h, text_4l12h, text_6l12h, text_12l12h, text_mini_bias, text_4l8h_bias, and each with _budget; or a folder of vp.save, to train on
         initial_checkpoint: start from this file of weights
         model_kwargs: other arguments of the model, e.g. depth=2 embed_dim=64
         drop: dropout before the head
@@ -25,7 +25,7 @@ class TextConfig:
         drop_path: stochastic depth
         grad_checkpointing: recompute each block in the backward pass; less memory, more time
         torchcompile: backend of torch.compile, e.g. inductor (None: eager)
-        keep: columns kept in training, as in tools/train.py (None: all); of the models with _bias
+        keep: columns kept in training, as in tools/train.py (None: all); of the models with _bias or _budget
         eval_keep: columns kept in evaluation (None: as in training)
         keep_warmup_epochs: epochs in which keep falls from 1 to its ratios, in equal steps
         rule: how many columns: topk (by keep), mass or threshold (by tau)

@@ -1,13 +1,14 @@
 """Text encoders in timm's registry: `timm.create_model("text_4l8h", vocab_size=8192, max_length=128, num_classes=4)`.
 
 nL mH: n blocks of m heads, width 768, as in BudgetFormer (arXiv 2604.22583). `text_mini` is small: 4 blocks, 8 heads, width 256.
-They take the arguments of `TextTransformer`; those with `_bias` the fields of `TokenBias` and `Columns` too. None has pretrained weights.
+They take the arguments of `TextTransformer`; those with `_bias` the fields of `TokenBias` and `Columns` too, those with `_budget`
+the fields of `BudgetFormer`, and of the other two. None has pretrained weights.
 """
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from vit_prune.models import bias_model
+from vit_prune.models import bias_model, budget_model
 from vit_prune.text.encoder import TextTransformer
 
 SIZES = {
@@ -66,3 +67,33 @@ def text_mini_bias(pretrained: bool = False, **kwargs) -> nn.Module:
 def text_4l8h_bias(pretrained: bool = False, **kwargs) -> nn.Module:
     """`text_4l8h` with token bias."""
     return bias_model("text_4l8h", pretrained, **kwargs)
+
+
+@register_model
+def text_mini_budget(pretrained: bool = False, **kwargs) -> nn.Module:
+    """`text_mini` with gated heads."""
+    return budget_model("text_mini", pretrained, **kwargs)
+
+
+@register_model
+def text_4l8h_budget(pretrained: bool = False, **kwargs) -> nn.Module:
+    """`text_4l8h` with gated heads."""
+    return budget_model("text_4l8h", pretrained, **kwargs)
+
+
+@register_model
+def text_4l12h_budget(pretrained: bool = False, **kwargs) -> nn.Module:
+    """`text_4l12h` with gated heads."""
+    return budget_model("text_4l12h", pretrained, **kwargs)
+
+
+@register_model
+def text_6l12h_budget(pretrained: bool = False, **kwargs) -> nn.Module:
+    """`text_6l12h` with gated heads."""
+    return budget_model("text_6l12h", pretrained, **kwargs)
+
+
+@register_model
+def text_12l12h_budget(pretrained: bool = False, **kwargs) -> nn.Module:
+    """`text_12l12h` with gated heads."""
+    return budget_model("text_12l12h", pretrained, **kwargs)
