@@ -7,7 +7,7 @@ from timm.layers import RmsNorm
 
 import vit_prune as vp
 from tests.helpers import randomise_bias, randomise_gates, tiny_named
-from vit_prune.analysis.gates.heads import head_maps, over_patches, running
+from vit_prune.analysis.gates.heads import attention_weights, head_maps, over_patches, running
 from vit_prune.analysis.gates.pictures import draw_head_maps, head_title
 from vit_prune.methods.base import HeadGate
 from vit_prune.methods.stack import prune_stacks
@@ -105,6 +105,24 @@ def test_a_block_without_queries_and_keys_shows_its_bias():
     maps, (_, kept) = head_maps(model, IMAGE), watched(model)
     expected = kept.bias[0].softmax(-1).detach().expand(4, -1)[maps.heads]
     torch.testing.assert_close(maps.weights, expected[:, None].expand(-1, 17, -1))
+
+
+def test_a_fused_model_has_the_same_maps():
+    model = gated([vp.TokenBias(), vp.Columns(keep=0.5)])
+    before, after = head_maps(model, IMAGE), head_maps(vp.fuse(model), IMAGE)
+    assert torch.equal(before.heads, after.heads)
+    torch.testing.assert_close(before.weights, after.weights)
+
+
+def test_what_a_mask_hides_has_no_weight():
+    model = gated([vp.TokenBias(), vp.Columns(keep=0.5)])
+    x, kept = watched(model)
+    visible = torch.ones(1, 1, 1, 17, dtype=torch.bool)
+    hidden = int(kept.index[0, 3])
+    visible[..., hidden] = False
+    weights = attention_weights(model.blocks[-1].attn, x, kept, visible)
+    assert (weights[..., 3] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 4, 17))
 
 
 def test_patches_are_seen_by_the_class_token_or_by_the_mean_over_queries():
