@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import vit_prune as vp
-from tests.helpers import assert_within_budget, kept_indices, randomise_bias, tiny_named, tiny_vit
+from tests.helpers import assert_within_budget, kept_indices, randomise_bias, randomise_gates, tiny_named, tiny_vit
 from vit_prune.analysis.noop import perturb
 from vit_prune.measure.macs import count_macs, macs
 from vit_prune.patch.fused import FusedAttention
@@ -27,6 +27,8 @@ METHODS = {
     "value_norm": vp.Columns(keep=0.5, importance="value_norm"),
     "grid": vp.Columns(keep=0.5, importance="grid"),
     "mass": [vp.TokenBias(), vp.Columns(rule="mass", tau=0.6)],
+    "heads": vp.BudgetFormer(tau_min=1.0),
+    "heads, merged": [vp.TokenBias(), vp.Columns(keep=0.5, importance="column_mean", dropped="merge"), vp.BudgetFormer(heads=2)],
     "query-key-free": vp.TokenBias(keep=0.5, query_key_free=1),
     "query-key-free, merged": [vp.TokenBias(query_key_free=1), vp.Columns(keep=0.5, importance="column_mean", dropped="merge")],
 }
@@ -45,7 +47,7 @@ def patched_model(method, host="plain", scale=1.0):
     methods = METHODS[method]
     if host != "qk-norm":
         vp.calibrate(model, [torch.randn(4, 3, 32, 32)], rank=8)
-    return randomise_bias(vp.patch(model, methods), scale)
+    return randomise_gates(randomise_bias(vp.patch(model, methods), scale))
 
 
 def fused_pair(*args, **kwargs):

@@ -3,7 +3,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("triton", "detectron2", "transformers", "matplotlib", "fvcore", "tyro", "sklearn", "skimage", "onnx", "onnxruntime", "pycocotools", "peft")
+HEAVY = (
+    "triton", "detectron2", "transformers", "matplotlib", "fvcore", "tyro", "sklearn", "skimage", "onnx", "onnxruntime", "pycocotools", "peft",
+    "datasets", "tokenizers",
+)  # fmt: skip
 
 
 def loaded(statement: str, folder: Path = ROOT) -> set[str]:
@@ -19,6 +22,7 @@ def test_importing_the_package_loads_nothing_heavy_beyond_torch_and_timm():
 
 def test_models_are_registered_by_the_import():
     assert "vit_prune" in loaded("import timm, vit_prune\nassert timm.is_model('deit_s_bias') and timm.is_model('vit_mini28_bias')")
+    assert "vit_prune" in loaded("import timm, vit_prune\nassert timm.is_model('text_4l8h') and timm.is_model('text_mini_bias')")
 
 
 def test_the_folder_named_kernels_harms_no_import_from_the_repository_root():

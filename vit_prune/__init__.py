@@ -1,6 +1,6 @@
 """vit_prune makes timm's Vision Transformers cheaper and says what that cost."""
 
-from vit_prune import models  # registers deit_s_bias and the others with timm
+from vit_prune import models, text  # register deit_s_bias, text_4l8h and the others with timm
 from vit_prune.calibrate import calibrate
 from vit_prune.checkpoint import load, load_weights, save
 from vit_prune.export import export_onnx
@@ -49,5 +49,6 @@ __all__ = [
     "set_keep",
     "set_progress",
     "step",
+    "text",
     "unpatch",
 ]

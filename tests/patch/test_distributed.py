@@ -13,6 +13,7 @@ METHODS = {
     "pruned": vp.TokenBias(keep=0.5),
     "merged": [vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge")],
     "tome": [vp.ToMe(r=3), vp.TokenBias(keep=0.5)],
+    "heads": [vp.TokenBias(keep=0.5), vp.BudgetFormer(sigma_max=0.0)],
     "query-key-free": vp.TokenBias(keep=0.5, query_key_free=1),
 }
 

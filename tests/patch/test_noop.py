@@ -15,7 +15,7 @@ def ids(case):
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_a_zero_bias_with_all_columns_and_no_merges_are_the_same_function(case):
     model, images = build(case, depth=2)
-    for methods in (noop.COLUMNS, noop.MERGING):
+    for methods in (noop.COLUMNS, noop.MERGING, noop.GATES):
         result = differences(model, images, methods=methods)
         assert max(result[name] for name in noop.OUTPUTS) <= TOLERANCE
         assert result["restored"] == 0
@@ -25,7 +25,7 @@ def test_a_zero_bias_with_all_columns_and_no_merges_are_the_same_function(case):
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_nothing_to_do_is_the_same_function_at_full_depth(case):
     model, images = build(case)
-    for methods in (noop.COLUMNS, noop.MERGING):
+    for methods in (noop.COLUMNS, noop.MERGING, noop.GATES):
         result = differences(model, images[:1], methods=methods)
         assert max(result[name] for name in noop.OUTPUTS) <= TOLERANCE
         assert result["restored"] == 0

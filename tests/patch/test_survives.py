@@ -10,7 +10,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 import vit_prune as vp
-from tests.helpers import randomise_bias, tiny_named, tiny_vit
+from tests.helpers import randomise_bias, randomise_gates, tiny_named, tiny_vit
 from vit_prune.patch.timm import PrunedAttention
 
 pytestmark = pytest.mark.filterwarnings("ignore:the token bias is all zero")  # randomised right after the patch
@@ -23,12 +23,14 @@ METHODS = {
     "mass": [vp.TokenBias(), vp.Columns(rule="mass", tau=0.7)],
     "systematic": [vp.TokenBias(), vp.Columns(keep=0.5, importance="prob", dropped="merge", sampling="systematic")],
     "tome": vp.ToMe(r=3),
+    "heads": vp.BudgetFormer(tau_min=1.0, sigma_max=0.0),
+    "heads, tome, merged": [vp.ToMe(r=3), vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge"), vp.BudgetFormer(sigma_max=0.0)],
     "tome, merged": [vp.ToMe(r=3), vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge")],
 }
 
 
 def patched_vit(method="pruned", **kwargs):
-    return randomise_bias(vp.patch(tiny_vit(**kwargs), METHODS[method]))
+    return randomise_gates(randomise_bias(vp.patch(tiny_vit(**kwargs), METHODS[method])))
 
 
 def images(batch=3, size=32):

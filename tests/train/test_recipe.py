@@ -102,6 +102,7 @@ def test_what_is_wrong_in_a_base_is_named(recipe, tmp_path, base, message):
 def test_our_recipes_are_there_and_say_how_they_are_run():
     names = {path.stem for path in RECIPES}
     assert {"deit_ti_bias_imagenet", "deit_s_bias_imagenet", "deit_b_bias_imagenet", "vit_ti_imagenet100", "vit_s_imagenet100"} < names
+    assert {"deit_ti_budget_imagenet", "deit_s_budget_imagenet", "deit_b_budget_imagenet"} < names
     assert {"mae_vit_l_bias", "deit_s_bias_only_imagenet", "digits", "fashion_mnist"} < names
     for path in RECIPES:
         header = path.read_text().split("\nmodel:")[0]

@@ -1,4 +1,4 @@
-"""No-op equality: does a patched model with zero bias and keep = 1, or with r = 0 merges, compute the same function as timm's?
+"""No-op equality: does a patched model with zero bias and keep = 1, with r = 0 merges, or with untrained gates, compute the same function as timm's?
 
 Every parameter is perturbed first, so that attention, norms and scales matter: at initialisation a dropped LayerScale or a
 wrong attention scale could hide behind values near 0 or 1.
@@ -11,6 +11,7 @@ import torch
 from timm.layers import Attention
 from torch import Tensor, nn
 
+from vit_prune.methods.budgetformer import BudgetFormer
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.token_bias import TokenBias
 from vit_prune.methods.tome import ToMe
@@ -19,6 +20,7 @@ from vit_prune.patch import Methods, patched
 PERTURBATION = 0.05
 COLUMNS = (TokenBias(), Columns(keep=1.0))
 MERGING = (ToMe(r=0),)
+GATES = (BudgetFormer(),)  # that nothing has trained
 OUTPUTS = ("forward", "forward_features", "forward_intermediates")
 
 

@@ -33,6 +33,8 @@ ARGUMENTS = {
     "no_embed_class": "no_embed_class",
     "pool_include_prefix": "pool_include_prefix",
     "dynamic_img_size": "dynamic_img_size",
+    "vocab_size": "vocab_size",  # of a text encoder, as the next
+    "max_length": "max_length",
 }
 NAFLEX_ARGUMENTS = ARGUMENTS | {"img_size": "embeds.default_img_size", "patch_size": "embeds.patch_size", "dynamic_img_pad": "embeds.dynamic_img_pad"}
 RATES = {
@@ -113,7 +115,7 @@ def shown_args(model: nn.Module) -> dict:
     args |= {name: sum(read(model, path) or 0.0 for path in alternatives) for name, alternatives in RATES.items()}
     if isinstance(model, NaFlexVit) and model.embeds.default_img_size is None:
         args["pos_embed_grid_size"] = model.embeds.pos_embed_grid_size
-    if isinstance(model, ROOTS):
+    if isinstance(model, tuple(ROOTS)):
         norms = [not isinstance(norm, nn.Identity) for norm in (model.norm, model.fc_norm)]
         args |= {"depth": len(model.blocks), "final_norm": any(norms), "fc_norm": norms[1]}
     if getattr(model, "prune_plan", None) is not None:

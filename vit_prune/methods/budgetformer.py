@@ -134,8 +134,8 @@ class BudgetFormerMethod(Method):
 
     @property
     def done(self) -> Tensor:
-        """t/T, float32; 0 before any training."""
-        return self.progress.clamp(min=0).float() / WHOLE
+        """t/T, float32; as good as 0 before any training."""
+        return self.progress / WHOLE
 
     @property
     def num_active(self) -> int | None:
@@ -155,7 +155,7 @@ class BudgetFormerMethod(Method):
             pooled = mean_token(x, mask, sizes)
             budget = self._budget(pooled)
             relevance = self._relevance(pooled) if self.config.selection == "relevance" else self._drawn(budget)
-        weight = budget[:, None] * self.num_heads * relevance
+        weight = (budget * self.num_heads)[:, None] * relevance
         if self.training:
             return HeadGate(weight, None, budget, relevance)
         if self.num_active is not None:

@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 class HeadGroup(NamedTuple):
-    """Images for which equally many heads run: images [b] int64 into the batch (None: all of them), heads [b, k] int64, ascending."""
+    """Images for which equally many heads run: images [b] int64 into the batch (None: all of them), heads [b, k] int64, the strongest first."""
 
     images: Tensor | None
     heads: Tensor
 
 
 def strongest(relevance: Tensor, k: int) -> Tensor:
-    """The k heads of largest relevance [B, H], ties to the lower index: [B, k], ascending."""
-    return relevance.argsort(dim=-1, descending=True, stable=True)[:, :k].sort(dim=-1).values
+    """The k heads of largest relevance [B, H], the strongest first, ties to the lower index: [B, k]."""
+    return relevance.argsort(dim=-1, descending=True, stable=True)[:, :k]
 
 
 def group_by_count(relevance: Tensor, counts: list[int]) -> tuple[HeadGroup, ...]:
@@ -54,5 +54,5 @@ def merge_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: Tensor, s
     """
     B, k = heads.shape
     columns = weight.view(weight.shape[0], -1, size).index_select(1, heads.flatten()).view(-1, B, k * size)
-    out = torch.bmm(x, columns.permute(1, 2, 0))
-    return out if bias is None else out + bias
+    rows = columns.permute(1, 2, 0)  # [B, k size, D]
+    return x @ rows if bias is None else torch.baddbmm(bias, x, rows)

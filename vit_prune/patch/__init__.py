@@ -16,7 +16,7 @@ from vit_prune.methods.schedules import Keep, parse_keep
 from vit_prune.methods.stack import Prune, columns_methods, prune_stacks
 from vit_prune.methods.token_bias import TokenBiasMethod
 from vit_prune.ops.attention import IMPLS
-from vit_prune.patch.check import check_host, check_runnable, expand
+from vit_prune.patch.check import UnsupportedModel, check_host, check_runnable, expand
 from vit_prune.patch.fused import is_fused
 from vit_prune.patch.roots import MERGING
 from vit_prune.patch.timm import PrunedAttention, PrunedBlock
@@ -45,6 +45,9 @@ def patch(model: nn.Module, methods: Methods, *, impl: str = "auto") -> nn.Modul
     stacks = [Prune(configs, host, impl=impl) for host in hosts(model)]
     for stack, host in zip(stacks, hosts(model), strict=True):
         check_runnable(stack, host)
+    if any(stack.mergers for stack in stacks) and type(model) not in MERGING:
+        merging = ", ".join(host.__name__ for host in MERGING)
+        raise UnsupportedModel(f"tokens of a {type(model).__name__} cannot be merged; ToMe takes {merging}")
     for block, stack in zip(model.blocks, stacks, strict=True):
         attach(block.attn, stack)
     if any(stack.mergers for stack in stacks):

@@ -19,13 +19,19 @@ from vit_prune.ops.attention import column_attention, query_free_attention
 from vit_prune.ops.columns import gather_mask
 from vit_prune.patch.heads import active_heads, scaled
 
-ROOTS = (VisionTransformer, VisionTransformerDistilled, NaFlexVit)
+ROOTS = [VisionTransformer, VisionTransformerDistilled, NaFlexVit]  # exact types, see add_root
 BLOCKS = (Block,)
 ROOT_READS = ("blocks", "embed_dim", "num_prefix_tokens", "has_class_token")
 BLOCK_READS = ("norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
 ATTENTION_READS = (
     "num_heads", "head_dim", "attn_dim", "scale", "fused_attn", "qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop",
 )  # fmt: skip
+
+
+def add_root(cls: type[nn.Module]) -> None:
+    """Let `patch` take a host class of another module, whose blocks are timm's."""
+    if cls not in ROOTS:
+        ROOTS.append(cls)
 
 
 class PrunedAttention(Attention):

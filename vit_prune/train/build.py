@@ -31,7 +31,7 @@ NEW_NAME, OLD_NAME = "forward_sync_buffers", "broadcast_buffers"  # of one argum
 SYNC_BUFFERS = NEW_NAME if NEW_NAME in inspect.signature(DistributedDataParallel).parameters else OLD_NAME
 
 OF_A_NEW_MODEL = (
-    "pretrained", "initial_checkpoint", "img_size", "drop", "drop_path", "model_kwargs",
+    "pretrained", "initial_checkpoint", "img_size", "drop", "pos_drop", "proj_drop", "attn_drop", "drop_path", "model_kwargs",
     "rule", "tau", "importance", "dropped", "sampling", "per_head", "query_key_free", "tome_r",
 )  # fmt: skip
 
@@ -50,9 +50,9 @@ def build_model(name: str, **kwargs) -> nn.Module:
         raise ValueError(f"{name} cannot be built with {given}: {error}") from error
 
 
-def create_model(config: TrainConfig, num_classes: int) -> nn.Module:
-    """The model of a recipe, with the weights that it starts from. Raises: ValueError, OSError."""
-    model = saved_model(config, num_classes) if Path(config.model).is_dir() else named_model(config, num_classes)
+def create_model(config: TrainConfig, num_classes: int, arguments: dict | None = None) -> nn.Module:
+    """The model of a recipe, with the weights that it starts from. arguments: others of a new model. Raises: ValueError, OSError."""
+    model = saved_model(config, num_classes) if Path(config.model).is_dir() else named_model(config, num_classes, arguments or {})
     if config.eval_keep is not None:
         apply_keep(model, config.eval_keep)  # a list of the wrong length is refused now
     if config.train_only:
@@ -64,7 +64,7 @@ def create_model(config: TrainConfig, num_classes: int) -> nn.Module:
 
 def saved_model(config: TrainConfig, num_classes: int) -> nn.Module:
     """What vp.save wrote into the folder `model`, with a fresh head for another number of classes. Raises: ValueError for what only a new model takes."""
-    if given := [name for name in OF_A_NEW_MODEL if getattr(config, name) != getattr(TrainConfig, name, {})]:
+    if given := [name for name in OF_A_NEW_MODEL if getattr(config, name, {}) != getattr(type(config), name, {})]:
         raise ValueError(f"{config.model} is a saved model, which is built as it was saved: leave out {', '.join(given)}, or name a model of timm")
     if config.eval_keep is not None and config.keep is None:
         raise ValueError("eval_keep with a saved model needs keep too, the columns kept in training")
@@ -77,9 +77,9 @@ def saved_model(config: TrainConfig, num_classes: int) -> nn.Module:
     return model
 
 
-def named_model(config: TrainConfig, num_classes: int) -> nn.Module:
+def named_model(config: TrainConfig, num_classes: int, arguments: dict) -> nn.Module:
     """timm's or ours, from random numbers, timm's weights or a checkpoint. Raises: ValueError, OSError."""
-    kwargs = config.pruning_kwargs() | config.model_kwargs
+    kwargs = config.pruning_kwargs() | arguments | config.model_kwargs
     if config.importance == "random" or config.sampling == "gumbel":
         kwargs = {"seed": config.seed, **kwargs}
     if config.eval_keep is not None:

@@ -18,15 +18,15 @@ FEW, SHORT_LIST = 5, 12  # names in one message
 Values = dict[str, bool | int | float | str]
 POSITIVE = (
     "batch_size", "epochs", "lr", "lr_base", "lr_base_size", "log_interval", "num_classes", "img_size", "clip_grad", "grad_accum_steps",
-    "max_skipped_steps", "checkpoint_interval", "kd_temperature",
+    "max_skipped_steps", "checkpoint_interval", "kd_temperature", "vocab_size", "max_length",
 )  # fmt: skip
 NOT_NEGATIVE = (
     "workers", "weight_decay", "momentum", "warmup_epochs", "warmup_lr", "min_lr", "mixup", "cutmix", "color_jitter", "seed", "aug_repeats",
     "keep_warmup_epochs", "distill_loss_weight", "task_loss_weight",
 )  # fmt: skip
 PROBABILITIES = ("hflip", "reprob", "model_ema_decay")  # 1 is fine
-SHARES = ("drop", "drop_path", "smoothing")  # 1 leaves nothing
-FACTORS = ("layer_decay",)  # 0 leaves nothing
+SHARES = ("drop", "pos_drop", "proj_drop", "attn_drop", "drop_path", "smoothing")  # 1 leaves nothing
+FACTORS = ("layer_decay", "fraction")  # 0 leaves nothing
 PAIRS = ("scale", "ratio")
 NAMES = {
     str: "text",

@@ -249,9 +249,9 @@ class TrainConfig:
             raise ValueError(f"resume {self.resume} names the run's folder already: leave out --experiment")
         defaults = {item.name: item.default for item in fields(self)}
         for name, needed in NEEDS.items():
-            if getattr(self, name) != defaults[name] and not getattr(self, needed):
+            if name in defaults and getattr(self, name) != defaults[name] and not getattr(self, needed):
                 raise ValueError(f"{name} {getattr(self, name)} does nothing without {needed}: give {needed} too, or leave {name} at {defaults[name]}")
-        own = {item.name for item in fields(self)} | {"drop_rate", "drop_path_rate"}
+        own = {name for item in fields(self) for name in (item.name, f"{item.name}_rate")}
         if twice := sorted(own & self.model_kwargs.keys()):
             raise ValueError(f"model_kwargs repeats {', '.join(twice)}, which has a flag of its own")
 

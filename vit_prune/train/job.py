@@ -1,7 +1,7 @@
 """Everything that one training run needs, built and checked before its first batch."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from timm.data.loader import PrefetchLoader
@@ -30,6 +30,7 @@ class Job:
     eval_loader: PrefetchLoader
     train_set: Dataset
     eval_set: Dataset
+    files: dict[str, str] = field(default_factory=dict)  # name: text, of what belongs beside each saved model
 
     @property
     def evaluated(self) -> nn.Module:

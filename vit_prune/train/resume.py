@@ -19,8 +19,11 @@ FORMAT = 1
 SAME = (  # without these the weights, the optimizer's state or the average do not fit
     "model", "model_kwargs", "num_classes", "img_size", "per_head", "query_key_free", "tome_r", "rule", "tau", "importance", "dropped", "sampling",
     "keep", "eval_keep", "keep_warmup_epochs", "train_only", "opt", "momentum", "layer_decay", "weight_decay", "model_ema",
+    "tokenizer", "vocab_size", "max_length",
 )  # fmt: skip
-FREE = ("output", "experiment", "resume", "device", "data_dir", "log_interval", "tensorboard", "checkpoint_interval")  # change nothing
+FREE = (  # change nothing
+    "output", "experiment", "resume", "device", "data_dir", "train_file", "test_file", "dataset_dir", "log_interval", "tensorboard", "checkpoint_interval",
+)  # fmt: skip
 
 
 def run_path(config: TrainConfig) -> Path:

@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,8 @@ from vit_prune.train.data import broken_count, reset_broken
 from vit_prune.train.distributed import is_primary, on_primary, process_group, rank
 from vit_prune.train.engine import TrainingDiverged, train_one_epoch
 from vit_prune.train.evaluation.accuracy import evaluate
-from vit_prune.train.job import Job, prepare
+from vit_prune.train.job import Job
+from vit_prune.train.job import prepare as prepare_images
 from vit_prune.train.keeping import keep_for_evaluation, keep_for_training
 from vit_prune.train.loaders import set_epoch, worker_deaths_explained
 from vit_prune.train.recipe import save_recipe
@@ -28,9 +30,10 @@ from vit_prune.train.statistics import layer_statistics
 log = logging.getLogger(__name__)
 
 
-def run(config: TrainConfig) -> dict:
+def run(config: TrainConfig, *, prepare: Callable[..., Job] = prepare_images) -> dict:
     """Train, evaluate after each epoch, and keep the results. Under torchrun, one call in each process.
 
+    Args: prepare: builds the Job of a config and a device; `text.job.prepare_text` that of a TextConfig.
     Returns: {"folder": path of the run folder, "best" and "last": rows of its summary.csv as dicts, "layers": rows of layers.csv of the last
     epoch (in the first process), "seconds": of all epochs}.
     Raises: ValueError or OSError before the first batch for what can be known then; TrainingDiverged, UnreadableImage later.
@@ -40,7 +43,7 @@ def run(config: TrainConfig) -> dict:
             RunFolder(run_path(config)).check_free()
         state = find_state(config)
         job = prepare(config, device, fresh=state is None)
-        folder = RunFolder(run_path(job.config), keep_every=config.checkpoint_interval)
+        folder = RunFolder(run_path(job.config), keep_every=config.checkpoint_interval, files=job.files)
         history = begin(job, folder, state)
         with worker_deaths_explained(), Board(folder.path if config.tensorboard and is_primary() else None) as board:
             board.add_last(history)  # a kill may have come before it
@@ -124,7 +127,7 @@ def statistics(job: Job, epoch: int) -> list[dict]:
     if not is_primary():
         return []
     images, _ = next(iter(job.eval_loader))
-    return [{"epoch": epoch + 1} | row for row in layer_statistics(job.evaluated, images)]
+    return [{"epoch": epoch + 1} | row for row in layer_statistics(job.evaluated, images.to(job.training.device))]
 
 
 def finish_epoch(job: Job, folder: RunFolder, history: History, row: dict, layers: list[dict]) -> None:

@@ -7,7 +7,7 @@ import csv
 import errno
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -46,10 +46,11 @@ class RunFolder:
 
     Args:
         path: the folder. keep_every: epochs between checkpoints that are kept in epoch-N (None: none).
+        files: name and text of what lies in the folder and beside each model in it.
     """
 
-    def __init__(self, path: str | Path, *, keep_every: int | None = None) -> None:
-        self.path, self.keep_every = Path(path), keep_every
+    def __init__(self, path: str | Path, *, keep_every: int | None = None, files: Mapping[str, str] | None = None) -> None:
+        self.path, self.keep_every, self.files = Path(path), keep_every, files or {}
 
     def check_free(self) -> None:
         """Raises: FileExistsError where the folder holds results already."""
@@ -66,6 +67,7 @@ class RunFolder:
         self.lock = lock(self.path / LOCK)
         for path in self.path.rglob(".*.tmp"):
             path.unlink()
+        self.write_files(self.path)
 
     def commit(self, state: dict) -> None:
         """Replace resume.pt. Raises: OSError for a full disk; the old file is whole then."""
@@ -74,14 +76,22 @@ class RunFolder:
     def publish(self, model: nn.Module, history: History) -> None:
         """Save the model of the last epoch, and write down what all epochs gave."""
         epoch = history.rows[-1]["epoch"]
-        checkpoint.save(model, self.path / "last")
+        self.save(model, "last")
         if history.best is history.rows[-1]:
-            checkpoint.save(model, self.path / "best")
+            self.save(model, "best")
         if self.keep_every and epoch % self.keep_every == 0:
-            checkpoint.save(model, self.path / f"epoch-{epoch:04d}")
+            self.save(model, f"epoch-{epoch:04d}")
         write_atomically(self.path / SUMMARY, as_csv(history.rows))
         if history.layers:
             write_atomically(self.path / LAYERS, as_csv(history.layers))
+
+    def save(self, model: nn.Module, name: str) -> None:
+        checkpoint.save(model, self.path / name)
+        self.write_files(self.path / name)
+
+    def write_files(self, folder: Path) -> None:
+        for name, text in self.files.items():
+            write_atomically(folder / name, text)
 
     def read(self) -> dict | None:
         """What `commit` wrote, on the CPU; None where no epoch was finished. Raises: ValueError for a broken file."""

@@ -8,11 +8,13 @@ variants:
   dense: {model: vit_mini28}
   pruned: {keep: [1, .5, .3, .2]}
   random: {keep: [1, .5, .3, .2], importance: random, seeds: [0]}
+
+`task: text`, beside them, where the recipe is one of tools/train_text.py.
 """
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -22,10 +24,12 @@ import torch
 
 from vit_prune.train.checks import check_name
 from vit_prune.train.config import AUTO, TrainConfig
+from vit_prune.train.job import prepare
 from vit_prune.train.recipe import check_keys, load_recipe, load_yaml
 from vit_prune.train.run import run
 
 KEYS = ("recipe", "seeds", "variants")
+TASKS = ("images", "text")
 
 
 class StudyFailed(RuntimeError):
@@ -38,7 +42,23 @@ class StudyRun:
 
     variant: str
     seed: int
-    config: TrainConfig
+    config: TrainConfig  # or a TextConfig, where the task is text
+    task: str = "images"
+
+    @property
+    def data_field(self) -> str:
+        """The field of the config that says where the data lies."""
+        return "data_dir" if self.task == "images" else "dataset_dir"
+
+
+def task_parts(task: str) -> tuple[type, Callable]:
+    """The class of a task's configs, and what prepares its jobs."""
+    if task == "images":
+        return TrainConfig, prepare
+    from vit_prune.text.config import TextConfig
+    from vit_prune.text.job import prepare_text
+
+    return TextConfig, prepare_text
 
 
 def load_study(path: str | Path) -> list[StudyRun]:
@@ -46,13 +66,16 @@ def load_study(path: str | Path) -> list[StudyRun]:
     path = Path(path)
     values = load_yaml(path)
     try:
+        task = values.pop("task", TASKS[0])
+        check_name("task", task, TASKS)
         for key in values:
-            check_name("key", key, KEYS)
+            check_name("key", key, (*KEYS, "task"))
         if missing := [key for key in KEYS if not values.get(key)]:
             raise ValueError(f"a study needs {', '.join(KEYS)}; {', '.join(missing)} is missing")
         check_types(values)
-        recipe = load_recipe(path.parent / values["recipe"])
-        return [one for name, changes in values["variants"].items() for one in runs_of(name, changes or {}, recipe, values["seeds"])]
+        recipe = load_recipe(path.parent / values["recipe"], task_parts(task)[0])
+        runs = [one for name, changes in values["variants"].items() for one in runs_of(name, changes or {}, recipe, values["seeds"])]
+        return [replace(one, task=task) for one in runs]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -81,15 +104,17 @@ def runs_of(variant: str, changes: Mapping, recipe: TrainConfig, seeds: list[int
     seeds = changes.pop("seeds", seeds)
     try:
         check_seeds(seeds)
-        config = replace(recipe, **check_keys(changes))
+        config = replace(recipe, **check_keys(changes, type(recipe)))
         return [StudyRun(variant, seed, replace(config, seed=seed)) for seed in seeds]
     except ValueError as error:
         raise ValueError(f"variant {variant}: {error}") from None
 
 
-def load_variant(path: str | Path, variant: str) -> TrainConfig:
-    """The recipe of one variant, with its first seed. Raises: as `load_study`; ValueError for an unknown variant."""
+def load_variant(path: str | Path, variant: str, task: str = TASKS[0]) -> TrainConfig:
+    """The recipe of one variant, with its first seed. Raises: as `load_study`; ValueError for an unknown variant and a study of another task."""
     runs = load_study(path)
+    if runs[0].task != task:
+        raise ValueError(f"{path} is a study of the task {runs[0].task}: its variants are trained by tools/train{'_text' * (runs[0].task == 'text')}.py")
     check_name("variant", variant, dict.fromkeys(one.variant for one in runs))
     return next(one.config for one in runs if one.variant == variant)
 
@@ -97,7 +122,8 @@ def load_variant(path: str | Path, variant: str) -> TrainConfig:
 def with_run_folder(one: StudyRun, *, data_dir: str | None, output: str | Path) -> StudyRun:
     """The run with a folder of its own, going on by itself where it was interrupted."""
     settings = {"output": str(output), "experiment": f"{one.variant}-seed{one.seed}", "resume": AUTO}
-    return replace(one, config=replace(one.config, data_dir=data_dir or one.config.data_dir, **settings))
+    data = {} if data_dir is None else {one.data_field: data_dir}
+    return replace(one, config=replace(one.config, **settings, **data))
 
 
 def train_all(runs: list[StudyRun], *, processes: int, threads: int = 1) -> dict[str, dict[int, dict]]:
@@ -130,4 +156,4 @@ def train_one(one: StudyRun, threads: int) -> dict:
     """What `run` returns; its log lines say which run they are of."""
     torch.set_num_threads(threads)
     logging.basicConfig(level=logging.INFO, format=f"{one.variant:8s} seed {one.seed}: %(message)s", force=True)
-    return run(one.config)
+    return run(one.config, prepare=task_parts(one.task)[1])

@@ -1,4 +1,4 @@
-"""Accuracy and loss of a model over a loader.  images [B, 3, height, width], targets [B] classes."""
+"""Accuracy and loss of a model over a loader.  images [B, 3, height, width], or numbers of tokens [B, L], targets [B] classes."""
 
 import math
 from contextlib import nullcontext
@@ -28,7 +28,7 @@ def evaluate(model: nn.Module, loader: DataLoader, device: torch.device, *, auto
     with progress_bar("evaluation", loader) as bar:
         for images, targets in loader:
             with nullcontext() if autocast_dtype is None else torch.autocast(device.type, autocast_dtype):
-                logits = model(images.to(device, dtype, non_blocking=True))
+                logits = model(images.to(device, dtype if images.is_floating_point() else None, non_blocking=True))
             total += count(logits.float(), targets.to(device, non_blocking=True))
             bar.update(len(images))
     loss, top1, top5, images = sum_over_ranks(total).tolist()
