@@ -9,11 +9,14 @@ from torch import nn
 import vit_prune as vp
 from tests.helpers import gates_of, randomise_gates, single_thread, tiny_named
 from vit_prune.analysis.gates import GateRecord, collect
+from vit_prune.analysis.gates.heads import head_maps
 from vit_prune.analysis.gates.record import placed
 from vit_prune.analysis.gates.summaries import by_block, by_class, by_difficulty, overall, thirds
 from vit_prune.analysis.gates.tables import MANY_CLASSES, SHOWN, block_table, class_table, difficulty_table, overall_table
+from vit_prune.analysis.noop import perturb
 from vit_prune.methods.base import HeadGate, set_progress
 from vit_prune.methods.stack import prune_stacks
+from vit_prune.text.encoder import TextTransformer
 from vit_prune.train.statistics import layer_statistics
 
 CPU = torch.device("cpu")
@@ -77,6 +80,17 @@ def test_inputs_that_are_numbers_of_words_keep_their_type():
     model = gated().double()
     assert placed(torch.tensor([[3, 7]]), model, CPU).dtype == torch.int64
     assert placed(torch.ones(1, 3), model, CPU).dtype == torch.float64
+
+
+def test_texts_of_any_length_are_recorded_and_padding_has_no_weight():
+    torch.manual_seed(0)
+    model = perturb(TextTransformer(vocab_size=50, max_length=12, num_classes=3, embed_dim=32, depth=2, num_heads=4))
+    model = randomise_gates(vp.patch(model, vp.BudgetFormer())).eval()
+    ids = torch.randint(2, 50, (3, 12))
+    ids[:, 8:] = 0
+    padded, alone = (collect(model, [(texts, torch.tensor([0, 1, 2]))], CPU) for texts in (ids, ids[:, :8]))
+    torch.testing.assert_close(padded.budget, alone.budget, atol=1e-6, rtol=0)
+    assert (head_maps(model, ids[:1]).weights[..., 8:] == 0).all()
 
 
 def test_what_cannot_be_analysed_is_refused():
