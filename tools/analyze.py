@@ -4,6 +4,7 @@ python tools/analyze.py fidelity --model vit_small_patch14_dinov2 --img-size 224
 python tools/analyze.py noop                                                                         patched with nothing to do equals timm
 python tools/analyze.py kept --checkpoint DIR --images FILE [FILE ...] --output kept.png             which columns each block kept
 python tools/analyze.py merged --model NAME --r 16 --images FILE [FILE ...] --output merged.png      which patches merged
+python tools/analyze.py gates --run RUN --data-dir DIR --image FILE --output DIR                     budgets of gated heads, and what each head sees
 """
 
 from typing import Annotated
@@ -11,6 +12,7 @@ from typing import Annotated
 import tyro
 
 from vit_prune.analysis.commands import Fidelity, Kept, Merged, Noop
+from vit_prune.analysis.gates.command import Gates
 from vit_prune.train.cli import main
 
 Command = (
@@ -18,6 +20,7 @@ Command = (
     | Annotated[Noop, tyro.conf.subcommand("noop")]
     | Annotated[Kept, tyro.conf.subcommand("kept")]
     | Annotated[Merged, tyro.conf.subcommand("merged")]
+    | Annotated[Gates, tyro.conf.subcommand("gates")]
 )
 
 if __name__ == "__main__":

@@ -272,3 +272,13 @@ def test_numbers_of_heads_that_do_not_fit_are_refused_and_change_nothing(heads, 
     assert [gate.heads for gate in gates_of(model)] == [1, 3]
     with pytest.raises(ValueError, match=r"no gates in this model"):
         vp.set_heads(tiny_vit(), 1)
+
+
+def test_inputs_that_are_not_finite_give_outputs_that_are_not_finite_rather_than_an_error_about_shapes():
+    model = gated()
+    vp.set_progress(model, 1.0)
+    images = torch.zeros(2, 3, 32, 32)
+    images[1] = math.nan
+    logits = model(images)
+    assert logits[0].isfinite().all()
+    assert logits[1].isnan().all()

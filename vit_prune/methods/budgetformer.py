@@ -176,7 +176,7 @@ class BudgetFormerMethod(Method):
 
     def _count(self, budget: Tensor) -> Tensor:
         """k = max(1, floor(s H)) [B] int64."""
-        return (budget * self.num_heads).floor().clamp(1, self.num_heads).long()
+        return (budget * self.num_heads).floor().long().clamp(1, self.num_heads)  # a budget that is not finite gives some k too
 
     def _budget(self, pooled: Tensor) -> Tensor:
         """s [B]."""
