@@ -223,6 +223,7 @@ def test_random_selection_draws_its_heads_in_training_and_keeps_to_them_in_evalu
     handle.remove()
     first, again, training = seen
     assert torch.equal(first.weight, again.weight)
+    torch.testing.assert_close(torch.cat([model.eval()(image[None]) for image in images]), model(images))
     assert first.groups[0].heads.unique(dim=0).shape[0] > 2  # images differ
     assert (training.weight > 0).sum(-1).tolist() == [2] * 16
     assert training.weight.sum(-1).tolist() == pytest.approx((4 * training.budget).tolist())

@@ -36,6 +36,7 @@ from vit_prune.ops.columns import num_kept
 from vit_prune.patch.fused import FusedAttention
 from vit_prune.patch.roots import MERGING
 from vit_prune.patch.timm import BLOCKS, ROOTS, PrunedAttention, PrunedBlock, is_plain_linear
+from vit_prune.text.encoder import TextTransformer
 
 __all__ = ["BLOCK_PARTS", "BlockMacs", "ModelMacs", "count_macs", "macs"]
 
@@ -47,14 +48,16 @@ def macs(
     model: nn.Module,
     img_size: int | tuple[int, int] | None = None,
     *,
+    num_tokens: int | None = None,
     num_columns: Sequence[int] | None = None,
     num_heads: Sequence[int] | None = None,
 ) -> ModelMacs:
     """MACs of a timm ViT in closed form, patched or not; no forward is run and the weights may lie on `meta`.
 
     Args:
-        model: VisionTransformer, VisionTransformerDistilled or NaFlexVit of standard blocks.
+        model: VisionTransformer, VisionTransformerDistilled or NaFlexVit of standard blocks, or a TextTransformer.
         img_size: pixels, int or (height, width); None is the model's own size. Others need dynamic_img_size or a NaFlexVit.
+        num_tokens: of a text, padding included; None is the longest that the model takes. Looking tokens up costs no MACs.
         num_columns: M per block for the rules mass and threshold, prefix tokens included, e.g. the means over a data set, rounded.
         num_heads: heads that run per block, where the budget of each image decides (BudgetFormer).
 
@@ -66,15 +69,13 @@ def macs(
         supported = ", ".join(root.__name__ for root in ROOTS)
         raise TypeError(f"MACs of {type(model).__module__}.{type(model).__qualname__} are not known in closed form; supported: {supported}")
     sheet = Sheet(model)
-    embeds = _embeds(sheet)
-    size = image_size(model, img_size)
-    height, width = patch_grid(embeds, size, fixed=not getattr(model, "dynamic_img_size", True))  # a NaFlexVit has no such flag
-    num_tokens = height * width + model.num_prefix_tokens
+    size, num_patches, patch_embed = _of_text(sheet, num_tokens) if isinstance(model, TextTransformer) else _of_image(sheet, img_size, num_tokens)
+    num_tokens = num_patches + model.num_prefix_tokens
     given = [Given(*both) for both in zip(per_block(model, "num_columns", num_columns), per_block(model, "num_heads", num_heads), strict=True)]
     result = ModelMacs(
         img_size=size,
         num_tokens=num_tokens,
-        patch_embed=_projection(sheet, embeds.proj, height * width),
+        patch_embed=patch_embed,
         blocks=tuple(_blocks(sheet, num_tokens, given)),
         pool=_pool(sheet, num_tokens),
         head=_head(sheet, num_tokens),
@@ -141,6 +142,25 @@ class BlockCounter:
     def __call__(self, index: int, num_tokens: int) -> BlockMacs:
         """One block as it is set now."""
         return _block(self.sheet, self.sheet.model.blocks[index], num_tokens, Given(), whole=num_tokens)
+
+
+def _of_text(sheet: Sheet, num_tokens: int | None) -> tuple[tuple[int, int], int, int]:
+    """As `_of_image`; the size is (1, tokens)."""
+    model = sheet.model
+    if num_tokens is not None and not 1 <= num_tokens <= model.max_length:
+        raise ValueError(f"num_tokens must be in 1..{model.max_length}, got {num_tokens}")
+    sheet.entered.add(model.patch_embed)
+    num_tokens = num_tokens or model.max_length
+    return (1, num_tokens), num_tokens, 0
+
+
+def _of_image(sheet: Sheet, img_size: int | tuple[int, int] | None, num_tokens: int | None) -> tuple[tuple[int, int], int, int]:
+    """The size in pixels, the patches, and the MACs of embedding them."""
+    if num_tokens is not None:
+        raise ValueError(f"num_tokens is of texts; images have a size, give img_size, got {num_tokens}")
+    embeds, size = _embeds(sheet), image_size(sheet.model, img_size)
+    height, width = patch_grid(embeds, size, fixed=not getattr(sheet.model, "dynamic_img_size", True))  # a NaFlexVit has no such flag
+    return size, height * width, _projection(sheet, embeds.proj, height * width)
 
 
 def _embeds(sheet: Sheet) -> nn.Module:

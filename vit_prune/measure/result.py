@@ -106,7 +106,7 @@ class BlockMacs(Comparison):
 
 @dataclass(frozen=True)
 class ModelMacs(Comparison):
-    """MACs of a model for one image of img_size (height, width) in pixels: outside the blocks, and per block."""
+    """MACs of a model for one image of img_size (height, width) in pixels, or one text, (1, tokens): outside the blocks, and per block."""
 
     img_size: tuple[int, int]
     num_tokens: int

@@ -27,6 +27,7 @@ from vit_prune.ops.precision import at_least_float32, full_precision
 ENTROPY, SELECTION = ("explore", "literal"), ("relevance", "random")
 ROUNDING = 1e-9  # of a fixed s H: .29 * 100 is 28.999999999999996
 UNTRAINED, WHOLE = -1, 2**30  # of the buffer `progress`, which counts t/T in units of 1 / WHOLE
+CHANNELS, COARSE = 8, 2**-8  # of what tells an image from others, where heads are drawn
 NOT_NEGATIVE = ("alpha_base", "alpha_max", "beta_max", "sigma_max", "gamma")
 POSITIVE = ("tau_min", "tau_max")
 
@@ -155,7 +156,7 @@ class BudgetFormerMethod(Method):
         with full_precision(x.device.type):
             pooled = mean_token(x, mask, sizes)
             budget = self._budget(pooled)
-            relevance = self._relevance(pooled) if self.config.selection == "relevance" else self._drawn(budget)
+            relevance = self._relevance(pooled) if self.config.selection == "relevance" else self._drawn(budget, pooled)
         weight = (budget * self.num_heads)[:, None] * relevance
         if self.training:
             return HeadGate(weight, None, budget, relevance)
@@ -191,13 +192,19 @@ class BudgetFormerMethod(Method):
             z = z + torch.randn_like(z) * self.config.noise_scale(done)
         return (z / self.config.temperature(done)).softmax(-1)
 
-    def _drawn(self, budget: Tensor) -> Tensor:
-        """1 / k for k heads drawn at random, 0 for the others, [B, H]. In evaluation the draw is the same each time."""
+    def _drawn(self, budget: Tensor, pooled: Tensor) -> Tensor:
+        """1 / k for k heads drawn at random, 0 for the others, [B, H]. In evaluation an image's draw is always the same, whatever batch it is in."""
         B, H = budget.shape[0], self.num_heads
-        keys = torch.arange(B, device=budget.device) + self.key
-        order = torch.rand(B, H, device=budget.device) if self.training else noise.uniform(noise.mix(keys & noise.LOW_32_BITS), H)
+        order = torch.rand(B, H, device=budget.device) if self.training else noise.uniform(self._keys(pooled), H)
         k = self._count(budget.detach())[:, None] if self.num_active is None else torch.full_like(order[:, :1], self.num_active)
         return (order.argsort(-1).argsort(-1) < k) / k
+
+    def _keys(self, pooled: Tensor) -> Tensor:
+        """[B] int64, of the image's own content, rounded more coarsely than a batch changes it."""
+        keys = torch.full(pooled.shape[:1], self.key, device=pooled.device)
+        for channel in (pooled[:, :CHANNELS].nan_to_num() / COARSE).round().long().unbind(1):
+            keys = noise.mix((keys + channel) & noise.LOW_32_BITS)
+        return keys
 
     def losses(self, gate: HeadGate) -> dict[str, Tensor]:
         """ "budget": min(alpha_max, alpha_base + v) v^2; "entropy": beta(t) Entropy(p), or beta(t) sum p log p; what cannot learn has none."""

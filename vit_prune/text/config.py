@@ -15,7 +15,7 @@ class TextConfig:
     """Train a text encoder, with pruning or without.
 
     Args:
-        model: text_mini, text_4l8h, text_4l12h, text_6l12h, text_12l12h, text_mini_bias, text_4l8h_bias, and each with _budget; or a folder of vp.save, to train on
+        model: text_mini, text_4l8h, text_4l12h, text_6l12h, text_12l12h, each with _budget, the first two with _bias; or a folder of vp.save, to train on
         initial_checkpoint: start from this file of weights
         model_kwargs: other arguments of the model, e.g. depth=2 embed_dim=64
         drop: dropout before the head

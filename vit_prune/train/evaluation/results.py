@@ -92,7 +92,7 @@ def figures(counts: ModelMacs, *, gated: bool) -> dict:
 
 def gated_macs(model: nn.Module, heads: Sequence[float], covariance: Sequence[Sequence[float]], columns: Sequence[int] | None) -> dict:
     """Mean and spread over the images of what is linear in the heads that run; heads: mean k per block, and its covariance between blocks."""
-    one, price, projected = head_prices(model, columns)
+    one, price, projected = head_prices(model, num_columns=columns)
     spread = torch.tensor(price, dtype=torch.float64) @ torch.tensor(covariance, dtype=torch.float64) @ torch.tensor(price, dtype=torch.float64)
     total = one.total + sum(each * (k - 1) for each, k in zip(price, heads, strict=True))
     whole = one.total_all_projected + sum(each * (k - 1) for each, k in zip(projected, heads, strict=True))
@@ -105,15 +105,18 @@ def gated_macs(model: nn.Module, heads: Sequence[float], covariance: Sequence[Se
     }
 
 
-def head_prices(model: nn.Module, columns: Sequence[int] | None) -> tuple[ModelMacs, list[int], list[int]]:
-    """The MACs with one head in each block; what one more head costs in each, and what it does where all heads are projected in any case."""
+def head_prices(model: nn.Module, **sizes) -> tuple[ModelMacs, list[int], list[int]]:
+    """The MACs with one head in each block; what one more head costs in each, and what it does where all heads are projected in any case.
+
+    Args: sizes: as `macs` takes them.
+    """
     gates = [gate for stack in prune_stacks(model) for gate in stack.gaters]
     before = [gate.heads for gate in gates]
     try:
         set_heads(model, 1)
-        one = macs(model, num_columns=columns)
+        one = macs(model, **sizes)
         set_heads(model, [min(2, gate.num_heads) for gate in gates])
-        two = macs(model, num_columns=columns)
+        two = macs(model, **sizes)
     finally:
         set_heads(model, before)
     pairs = list(zip(one.blocks, two.blocks, strict=True))
