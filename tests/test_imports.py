@@ -5,7 +5,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 HEAVY = (
     "triton", "detectron2", "transformers", "matplotlib", "fvcore", "tyro", "sklearn", "skimage", "onnx", "onnxruntime", "pycocotools", "peft",
-    "datasets", "tokenizers",
+    "datasets", "tokenizers", "codecarbon",
 )  # fmt: skip
 
 

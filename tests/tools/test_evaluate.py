@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 
+from tests.measure.fake_energy import fake_codecarbon
 from tests.tools.conftest import TOOLS
 from tests.train.helpers import write_image
 from vit_prune import checkpoint
@@ -172,6 +173,30 @@ def test_the_csv_holds_the_same_numbers_and_what_they_depend_on(report, saved, t
         assert (float(row["top1"]), float(row["loss"]), int(row["macs"])) == (expected["top1"], expected["loss"], expected["macs"])
         assert (row["dataset"], row["device"], row["dtype"], row["batch_size"], row["images"]) == ("digits", "cpu", "float32", "256", "360")
         assert "top1: percent" in row["units"]
+
+
+def test_energy_is_metered_for_each_row_where_it_is_asked_for(evaluate, report, models, monkeypatch):
+    trackers = fake_codecarbon(monkeypatch)
+    flags = ["--checkpoint", f"bias={models / 'half'},{models / 'other'}", models / "plain"]
+    plain = report(*flags)
+    assert (plain["energy"], plain["results"][0]["energy_wh"], plain["results"][0]["co2_g"], trackers) == (None, None, None, [])
+    metered = report(*flags, "--energy", "FRA")
+    assert [tracker.calls for tracker in trackers] == [["start", "stop"]] * 3  # two seeds, and one
+    meter = "codecarbon 9.9, process: RAM(), CPU(Cpu Load)"
+    assert [(row["energy_wh"], row["co2_g"], row["energy_meter"]) for row in metered["results"]] == [(2, 3, meter)] * 2
+    assert (metered["energy"], metered["units"]["energy_wh"].split()[0], metered["units"]["co2_g"].split()[0]) == ("FRA", "watt-hours", "grams")
+    out = {country: evaluate(*flags, *(["--energy", country] if country else []))[1] for country in (None, "FRA")}
+    assert "Wh" not in out[None]
+    assert "CO2eq" in out["FRA"].splitlines()[0]
+    assert out["FRA"].splitlines()[2].split()[-2:] == ["2", "3"]
+    assert "electricity of FRA; codecarbon 9.9" in out["FRA"]
+
+
+def test_a_country_that_is_not_known_and_two_processes_are_errors_before_the_work(evaluate, saved, monkeypatch):
+    fake_codecarbon(monkeypatch)
+    assert evaluate("--checkpoint", saved, "--energy", "XXX")[0].startswith("error: energy must be a country that codecarbon knows")
+    monkeypatch.setattr(evaluate_module, "world_size", lambda: 2)
+    assert "energy is metered in one process, and these are 2" in evaluate("--checkpoint", saved, "--energy", "FRA")[0]
 
 
 def test_amp_reaches_the_model_and_the_report(report, saved):

@@ -13,7 +13,8 @@ def row(name, top1, **fields):
     known = {"top5": 99.0, "loss": 0.5, "macs": 8_000_000, "dense_macs": 10_000_000, "saved": 20.0, "columns": 25.5, "columns_spread": 0.0, "heads": None}
     settings = {"keep": "0.5", "rule": "topk", "importance": "logit", "sampling": "topk", "dropped": "drop", "tau": None, "query_key_free": 0}
     spread = {"top1_std": None, "top5_std": None, "loss_std": None, "columns_per_block": [25.0, 26.0]}
-    return {"checkpoint": name, "paths": [name], "dtype": "float32", "top1": top1, **known, **settings, **spread, **fields}
+    energy = dict.fromkeys(("energy_wh", "co2_g", "energy_meter"))
+    return {"checkpoint": name, "paths": [name], "dtype": "float32", "top1": top1, **known, **settings, **spread, **energy, **fields}
 
 
 @pytest.fixture
@@ -108,3 +109,13 @@ def test_csv_leaves_unknown_cells_empty_and_reads_back_exactly(report):
     rows = list(csv.DictReader(io.StringIO(csv_text(report(row("a,b", 100 / 3, macs=None), row("c", 1))))))
     assert (rows[0]["checkpoint"], float(rows[0]["top1"]), rows[0]["macs"]) == ("a,b", 100 / 3, "")
     assert (rows[1]["macs"], rows[1]["columns_per_block"], rows[1]["dataset"]) == ("8000000", "25.0 26.0", "folder")
+
+
+@pytest.mark.parametrize("table", ["schedules", "rules", "query-key-free"])
+def test_energy_has_columns_only_where_it_was_metered(report, table):
+    rows = [row("a", 91, top1_difference=0.0), row("b", 90, top1_difference=-1.0)]
+    assert "CO2" not in as_text(report(*rows, table=table, energy=None))
+    metered = [one | {"energy_wh": 0.01234, "co2_g": 1234.5, "energy_meter": "codecarbon 9.9"} for one in rows]
+    text = as_text(report(*metered, table=table, energy="FRA"))
+    assert cells(text, 3)[-2:] == ["0.0123", "1,234"]
+    assert "electricity of FRA; codecarbon 9.9" in text

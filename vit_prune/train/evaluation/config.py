@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from vit_prune.measure.energy import check_country
 from vit_prune.methods.schedules import parse_keep
 from vit_prune.train.checks import check_device, check_name, check_ranges, conform_fields, keep_text
 from vit_prune.train.data import check_dataset
@@ -33,6 +34,7 @@ class EvaluateConfig:
         device: e.g. cpu, cuda, cuda:1 (None: cuda where there is one)
         json: write the results to this file too
         csv: write the results to this file too
+        energy: meter energy and CO2 with codecarbon; the country whose electricity it is, e.g. FRA (None: no metering)
     """
 
     checkpoint: tuple[str, ...]
@@ -51,6 +53,7 @@ class EvaluateConfig:
     device: str | None = None
     json: str | None = None
     csv: str | None = None
+    energy: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eval_keep", tuple(keep_text("eval_keep", keep) for keep in self.eval_keep))
@@ -62,6 +65,7 @@ class EvaluateConfig:
         check_device(self.device)
         for path in (self.json, self.csv):
             check_output(path)
+        check_country(self.energy)
         self._check_files()
         self._check_table()
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from vit_prune.measure.energy import ENERGY, ENERGY_UNITS, metered
 from vit_prune.measure.macs import ModelMacs, macs
 from vit_prune.methods.budgetformer import budget_decides
 from vit_prune.methods.stack import prune_stacks
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 ACCURACY = ("top1", "top5", "loss")
 MACS = ("macs", "dense_macs", "saved", "macs_spread", "macs_all_projected")
-COST = (*MACS, "columns", "columns_spread", "heads")
+COST = (*MACS, "columns", "columns_spread", "heads", *ENERGY)
 PER_BLOCK = ("columns_per_block", "heads_per_block")
 UNITS = {
     "top1": "percent",
@@ -39,27 +40,43 @@ UNITS = {
     "columns_per_block": "kept columns, mean over the images",
     "top1_std, top5_std, loss_std": "standard deviation over the seeds",
     "top1_difference": "percentage points to the first row",
+    **ENERGY_UNITS,
 }
 
 
-def measure(path: str, model: nn.Module, keep: str | None, loader: DataLoader, device: torch.device, *, autocast_dtype: torch.dtype | None) -> dict:
-    """One model at one schedule (None: the one that it has): ACCURACY, COST, "images", "columns_per_block", and what `describe` says.
+def measure(
+    path: str,
+    model: nn.Module,
+    keep: str | None,
+    loader: DataLoader,
+    device: torch.device,
+    *,
+    autocast_dtype: torch.dtype | None,
+    country: str | None = None,
+) -> dict:
+    """One model at one schedule (None: the one that it has): ACCURACY, COST, "images", "columns_per_block", and what `describe` and `metered` say.
 
+    Args: country: whose electricity it is; None: the energy is not metered.
     Raises: ValueError where the outputs are not finite, or no image could be read.
     """
     if keep is not None:
         set_keep(model, keep)
     model.to(device)
-    with KeptCounter(model, loader, device) as counted:
+    with metered(country, device) as used, KeptCounter(model, loader, device) as counted:
         accuracy = evaluate(model, counted, device, autocast_dtype=autocast_dtype)
     model.to("cpu")
     settings = describe(model)
     settings["keep"] = keep or settings["keep"]
     if not accuracy["images"]:
         raise ValueError("none of the images could be read: there is nothing to evaluate on")
-    if not math.isfinite(accuracy["loss"]):
-        raise ValueError(f"the loss of {path} at keep {settings['keep']} is {accuracy['loss']}: its weights give no finite outputs on this data")
-    return {**settings, **accuracy, **cost(model, counted.result(), by_mean=settings["rule"] in ("mass", "threshold"))}
+    check_loss(f"{path} at keep {settings['keep']}", accuracy["loss"])
+    return {**settings, **accuracy, **used, **cost(model, counted.result(), by_mean=settings["rule"] in ("mass", "threshold"))}
+
+
+def check_loss(source: str, loss: float) -> None:
+    """Raises: ValueError for one that is not finite."""
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss of {source} is {loss}: its weights give no finite outputs on this data")
 
 
 def cost(model: nn.Module, kept: dict, *, by_mean: bool) -> dict:
@@ -123,13 +140,23 @@ def head_prices(model: nn.Module, **sizes) -> tuple[ModelMacs, list[int], list[i
     return one, [b.total - a.total for a, b in pairs], [b.total_all_projected - a.total_all_projected for a, b in pairs]
 
 
-def combine(candidate: Candidate, models: Sequence[nn.Module], measured: Sequence[dict]) -> dict:
-    """One row of several seeds, or of one: means, and for ACCURACY the value of each seed and their standard deviation (n - 1; None of one)."""
+def combine(
+    candidate: Candidate,
+    models: Sequence[nn.Module],
+    measured: Sequence[dict],
+    *,
+    costs: Sequence[str] = COST,
+    per_block: Sequence[str] = PER_BLOCK,
+) -> dict:
+    """One row of several seeds, or of one: means, and for ACCURACY the value of each seed and their standard deviation (n - 1; None of one).
+
+    Args: costs: the numbers beside ACCURACY. per_block: the lists of numbers. What else is measured is the first seed's.
+    """
     first = measured[0]
     row = {"checkpoint": candidate.name, "paths": list(candidate.paths), "dtype": dtype_of(models[0])}
-    row |= {key: value for key, value in first.items() if key not in (*ACCURACY, *COST, *PER_BLOCK)}
-    row |= {key: mean([one[key] for one in measured]) for key in (*ACCURACY, *COST)}
-    for key in PER_BLOCK:
+    row |= {key: value for key, value in first.items() if key not in (*ACCURACY, *costs, *per_block)}
+    row |= {key: mean([one[key] for one in measured]) for key in (*ACCURACY, *costs)}
+    for key in per_block:
         blocks = [one[key] for one in measured]
         row[key] = None if None in blocks else [mean(block) for block in zip(*blocks, strict=True)]
     for key in ACCURACY:

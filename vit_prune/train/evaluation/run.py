@@ -28,6 +28,7 @@ def run_evaluation(config: EvaluateConfig, device: torch.device) -> dict:
     Returns: what the numbers depend on, "units", and "results": a row per checkpoint and schedule. JSON-able.
     Raises: ValueError or OSError before the first batch for what can be known then.
     """
+    check_processes(config.energy)
     dataset = create_dataset(config.dataset, config.data_dir, SPLIT, class_map=config.class_map, skip_broken=config.skip_broken, batch_size=config.batch_size)
     models = load_models(config, tuple(map(str, dataset.classes)))
     with worker_deaths_explained():
@@ -36,6 +37,12 @@ def run_evaluation(config: EvaluateConfig, device: torch.device) -> dict:
     if is_primary():
         write_files(config, report)
     return report
+
+
+def check_processes(energy: str | None) -> None:
+    """Raises: ValueError where the energy of several processes is to be metered: each would count the chips that they share."""
+    if energy is not None and world_size() > 1:
+        raise ValueError(f"energy is metered in one process, and these are {world_size()}: leave out --energy, or torchrun")
 
 
 def load_models(config: EvaluateConfig, classes: tuple[str, ...]) -> Models:
@@ -63,7 +70,8 @@ def evaluate_all(config: EvaluateConfig, models: Models, dataset: Dataset, devic
             if data_config(model) != data:
                 data = data_config(model)
                 loader = eval_loader(dataset, batch_size=config.batch_size, workers=config.workers, data=data, device=device)
-            measured.append([measure(path, model, keep, loader, device, autocast_dtype=autocast_dtype) for keep in config.schedules])
+            how = {"autocast_dtype": autocast_dtype, "country": config.energy}
+            measured.append([measure(path, model, keep, loader, device, **how) for keep in config.schedules])
         rows += [combine(candidate, seeds, of_seeds) for of_seeds in zip(*measured, strict=True)]
     return rows
 
@@ -83,6 +91,7 @@ def make_report(config: EvaluateConfig, rows: list[dict], device: torch.device, 
         "autocast": config.autocast_dtype,
         "batch_size": config.batch_size,
         "ranks": world_size(),
+        "energy": config.energy,
         "units": UNITS,
         "results": add_labels(config.table, rows),
     }

@@ -24,9 +24,9 @@ def schedules(rows: Sequence[dict]) -> str:
     headers = ("checkpoint", "keep", "top-1 %", "top-5 %", "loss", "MMACs per image", "saved %", "columns")
     lines = [(row["checkpoint"], row["keep"], *accuracy(row), value(row, "loss", 4), *cost(row), number(row["columns"], 1)) for row in rows]
     if all(row["heads"] is None for row in rows):
-        return text_table(headers, lines)
+        return with_energy(headers, lines, rows)
     gated = [("all", "") if row["heads"] is None else (number(row["heads"], 2), mmacs(row | {"macs": row["macs_spread"]})) for row in rows]
-    return text_table((*headers, "heads", "spread of MMACs"), [line + more for line, more in zip(lines, gated, strict=True)])
+    return with_energy((*headers, "heads", "spread of MMACs"), [line + more for line, more in zip(lines, gated, strict=True)], rows)
 
 
 def training_inference(rows: Sequence[dict]) -> str:
@@ -55,14 +55,22 @@ def rules(rows: Sequence[dict]) -> str:
         )
         for row in rows
     ]
-    return text_table(headers, lines)
+    return with_energy(headers, lines, rows)
 
 
 def query_key_free(rows: Sequence[dict]) -> str:
     """One line per checkpoint: what the blocks without queries and keys save, and what they cost."""
     headers = ("checkpoint", "query-key-free blocks", "keep", "MMACs per image", "saved %", "top-1 %", "top-5 %", "top-1 to the first row")
     lines = [(row["checkpoint"], str(row["query_key_free"]), row["keep"], *cost(row), *accuracy(row), f"{row['top1_difference']:+.2f}") for row in rows]
-    return text_table(headers, lines)
+    return with_energy(headers, lines, rows)
+
+
+def with_energy(headers: Sequence[str], lines: Sequence[tuple], rows: Sequence[dict]) -> str:
+    """The table, with two more columns where the energy was metered."""
+    if all(row["energy_wh"] is None for row in rows):
+        return text_table(headers, lines)
+    metered = [(digits(row["energy_wh"]), digits(row["co2_g"])) for row in rows]
+    return text_table((*headers, "Wh", "g CO2eq"), [line + more for line, more in zip(lines, metered, strict=True)])
 
 
 def notes(report: dict) -> list[str]:
@@ -77,10 +85,19 @@ def notes(report: dict) -> list[str]:
         lines += [f"trained {row['trained']}: {row['checkpoint']}" for row in rows[::2]]
     if any(row["tau"] is not None and row["macs"] is not None for row in rows):
         lines.append(BY_MEAN)
-    if any(row["top1_std"] is not None for row in rows):
-        seeds = [f"{len(row['paths'])} of {row['checkpoint']}" for row in rows if len(row["paths"]) > 1]
-        lines.append(f"mean ± standard deviation over seeds: {', '.join(dict.fromkeys(seeds))}")
-    return lines
+    return lines + energy_notes(report) + seed_notes(rows)
+
+
+def energy_notes(report: dict) -> list[str]:
+    """What metered the energy, where it was metered."""
+    meter = report["results"][0]["energy_meter"]
+    return [] if meter is None else [f"energy of the whole evaluation of a row, electricity of {report['energy']}; {meter}"]
+
+
+def seed_notes(rows: Sequence[dict]) -> list[str]:
+    """What a spread is, where there are several seeds."""
+    seeds = [f"{len(row['paths'])} of {row['checkpoint']}" for row in rows if len(row["paths"]) > 1]
+    return [f"mean ± standard deviation over seeds: {', '.join(dict.fromkeys(seeds))}"] if seeds else []
 
 
 def images(count: int) -> str:
@@ -114,6 +131,11 @@ def mmacs(row: dict) -> str:
 
 def number(number: float | None, digits: int) -> str:
     return UNKNOWN if number is None else f"{number:.{digits}f}"
+
+
+def digits(number: float) -> str:
+    """Three of them, or all of a whole part with more."""
+    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 
 def csv_text(report: dict) -> str:
