@@ -16,7 +16,7 @@ from vit_prune.methods.stack import columns_methods
 from vit_prune.train.cli import main, parse_flags
 from vit_prune.train.evaluation.kept import of_first_batch
 from vit_prune.train.evaluation.results import cost
-from vit_prune.train.study import load_study, train_all, with_run_folder
+from vit_prune.train.study import MACS_UNITS, load_study, train_all, with_run_folder
 
 MILLION = 1_000_000
 
@@ -89,9 +89,10 @@ def study() -> None:
     runs = [with_run_folder(one, data_dir=flags.data_dir, output=flags.output) for one in load_study(flags.config)]
     results = train_all(runs, processes=flags.processes, threads=flags.threads)
     rows = {variant: summarise(seeds) for variant, seeds in results.items()}
-    print(table(rows))
+    print(f"{table(rows)}\nMMACs: 10^6 {MACS_UNITS[runs[0].task]}")
     path = Path(flags.output) / "study.json"
-    write_json(path, {"study": Path(flags.config).name, "processes": flags.processes, "threads": flags.threads, "units": {"top1": "percent"}, "variants": rows})
+    units = {"top1": "percent", "macs": MACS_UNITS[runs[0].task]}
+    write_json(path, {"study": Path(flags.config).name, "processes": flags.processes, "threads": flags.threads, "units": units, "variants": rows})
     print(f"results: {path}")
 
 

@@ -15,7 +15,10 @@ def test_a_study_prints_a_row_per_variant_and_writes_the_same_numbers(run_tool, 
     assert code is None
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ["dense", "pruned", "mass"]
-    variants = json.loads((tmp_path / "out/study.json").read_text())["variants"]
+    assert "MMACs: 10^6 multiply-accumulates per image" in lines
+    written = json.loads((tmp_path / "out/study.json").read_text())
+    assert written["units"]["macs"] == "multiply-accumulates per image"
+    variants = written["variants"]
     assert f"{variants['pruned']['top1_mean']:.2f}" in lines[3]
     assert variants["pruned"]["macs"] < variants["dense"]["macs"]
     assert variants["mass"]["macs"] < variants["dense"]["macs"]  # of the columns that it keeps on average

@@ -184,11 +184,16 @@ class TextConfig:
             raise ValueError(f"train_file and test_file go together, and only {files[0]} is given")
         for path in files:
             kind_of(path)
-        if not 1 <= len(self.text_columns) <= 2:
-            raise ValueError(f"text_columns must be one column, or two for pairs, got {len(self.text_columns)}")
-        wanted = (*self.text_columns, self.label_column)
-        if len(set(wanted)) < len(wanted):
-            raise ValueError(f"text_columns and label_column must be different columns, got {', '.join(wanted)}")
+        check_columns(self.text_columns, self.label_column)
+
+
+def check_columns(text_columns: tuple[str, ...], label_column: str) -> None:
+    """Raises: ValueError for none or more than two texts, and for one column in two roles."""
+    if not 1 <= len(text_columns) <= 2:
+        raise ValueError(f"text_columns must be one column, or two for pairs, got {len(text_columns)}")
+    wanted = (*text_columns, label_column)
+    if len(set(wanted)) < len(wanted):
+        raise ValueError(f"text_columns and label_column must be different columns, got {', '.join(wanted)}")
 
 
 def numbers_as_text(value: object) -> object:

@@ -60,13 +60,19 @@ def prepare_text(config: TextConfig, device: torch.device, *, fresh: bool = True
 
 def read_split(config: TextConfig, split: str) -> Rows:
     """The rows of "train" or "test". Raises: ValueError, OSError."""
-    columns = {"text_columns": config.text_columns, "label_column": config.label_column, "skip_label": config.skip_label}
-    if config.dataset_dir is not None:
-        rows = read_folder(config.dataset_dir, config.train_split if split == "train" else config.test_split, **columns)
-    elif config.train_file is not None:
-        rows = read_file(config.train_file if split == "train" else config.test_file, **columns)
-    else:
+    if config.dataset_dir is None and config.train_file is None:
         raise ValueError("no texts given: --train-file and --test-file, or --dataset-dir")
+    return read_rows(config, *((config.train_file, config.train_split) if split == "train" else (config.test_file, config.test_split)))
+
+
+def read_rows(config: TextConfig, file: str | None, split: str | None) -> Rows:
+    """The rows of one file, or of one split of config.dataset_dir where that is given.
+
+    Args: config: or an EvaluateTextConfig, whose columns mean the same.
+    Raises: ValueError, OSError.
+    """
+    columns = {"text_columns": config.text_columns, "label_column": config.label_column, "skip_label": config.skip_label}
+    rows = read_file(file, **columns) if config.dataset_dir is None else read_folder(config.dataset_dir, split, **columns)
     skipped = f", {rows.skipped} with the label {config.skip_label} left out" if rows.skipped else ""
     log.info(f"{rows.source}: {len(rows.labels)} texts{skipped}")
     return rows

@@ -30,6 +30,7 @@ from vit_prune.train.run import run
 
 KEYS = ("recipe", "seeds", "variants")
 TASKS = ("images", "text")
+MACS_UNITS = {"images": "multiply-accumulates per image", "text": "multiply-accumulates of a text of max_length tokens, the longest that the model takes"}
 
 
 class StudyFailed(RuntimeError):

@@ -91,14 +91,16 @@ def check_seeds(candidate: Candidate, models: list[nn.Module]) -> None:
     for path, other in zip(candidate.paths[1:], others, strict=True):
         if differs := [key for key in first if first[key] != other[key]]:
             key = differs[0]
-            values = "" if key == "weights" else f": {first[key]} and {other[key]}"
+            values = "" if key in ("weights", "gates") else f": {first[key]} and {other[key]}"
             raise ValueError(f"{candidate.paths[0]} and {path} are not two seeds of one model, their {key} differ{values}")
 
 
 def identity(model: nn.Module) -> dict:
     """What the seeds of one model share: the settings of the methods, and every weight's shape and dtype."""
     settings = {name: value for name, value in describe(model).items() if name != "keep"}
-    return settings | {"keep ratios": ratios_of(model), "weights": {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}}
+    gates = [gate.config for stack in prune_stacks(model) for gate in stack.gaters]
+    weights = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
+    return settings | {"keep ratios": ratios_of(model), "gates": gates, "weights": weights}
 
 
 def describe(model: nn.Module) -> dict:
