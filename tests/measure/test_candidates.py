@@ -93,7 +93,11 @@ def test_names_and_folders_take_another_size(folder):
     [
         ("vit_mini28_bais", {}, "unknown model 'vit_mini28_bais'; nearest: vit_mini28_bias"),
         (BIAS, {"img_size": 30}, "30 pixels cannot be cut into the patches of vit_mini28_bias, 4 x 4: choose a multiple"),
-        (BIAS, {"methods": {"keep": "0.5", "dropped": "merge"}}, "vit_mini28_bias is pruned already and takes keep alone; give dropped with timm's own model"),
+        (
+            BIAS,
+            {"methods": {"keep": "0.5", "dropped": "merge"}},
+            "vit_mini28_bias is pruned already and takes keep and heads alone; give dropped with timm's own model",
+        ),
         (MINI, {"methods": {"dropped": "merge", "merge_rank": 129}}, r"merge-rank must be in 1..128, the width of vit_mini28, got 129"),
         ("test_resnet", {"methods": {"keep": "0.5"}}, "ResNet cannot be patched"),
     ],

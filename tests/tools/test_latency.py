@@ -119,7 +119,7 @@ def test_a_recipe_is_read_strictly(tmp_path, text, message):
         (("--model", "vit_mini28", "--backend", "auto", "efficient"), "backend efficient cannot serve on the CPU"),
         (("--model", "vit_mini28", "--backend", "efficent"), "unknown backend 'efficent'; did you mean efficient?"),
         (("--model", "vit_mini28", "--engine", "eager", "cuda-graph"), "engine cuda-graph captures the launches of a CUDA device"),
-        (("--model", "vit_mini28_bias", "--query-key-free", "6"), "vit_mini28_bias is pruned already and takes keep alone"),
+        (("--model", "vit_mini28_bias", "--query-key-free", "6"), "vit_mini28_bias is pruned already and takes keep and heads alone"),
         (("--model", "vit_mini28", "--query-key-free", "6", "--backend", "flash"), "it never calls scaled_dot_product_attention"),
         (("--model", "vit_mini28", "--runs", "0"), "runs must be >= 1, got 0"),
         (("--model", "vit_mini28", "--batch-size", "1", "1"), "batch-size takes one value or several different ones, got 1 1"),
