@@ -128,7 +128,7 @@ def test_set_keep_copies_and_dtypes_work_on_a_fused_model():
     torch.testing.assert_close(fused.double()(images.double()), model.double()(images.double()))
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "mass"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("mass", "heads")])
 def test_every_row_that_rides_is_counted(method):
     model, fused = fused_pair(method)
     assert macs(fused).total == count_macs(fused)

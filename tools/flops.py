@@ -30,12 +30,13 @@ class Flags:
     merge_rank: int | None = None  # directions in which merge compares; all of x if left out
     query_key_free: int | None = None  # that many last blocks attend by the bias alone
     tome_r: str | None = None  # tokens merged per block (ToMe): 8, decreasing:8, or one number per block
+    heads: str | None = None  # heads that run (BudgetFormer): 2, or one number per block: 6,4,2,...
     per_block: bool = False
     fvcore: bool = True  # check the dense count with fvcore too: one forward on the CPU
     json: Path | None = None
 
     def methods(self) -> dict:
-        names = ("keep", "dropped", "importance", "merge_rank", "query_key_free", "sampling", "tome_r")
+        names = ("keep", "dropped", "importance", "merge_rank", "query_key_free", "sampling", "tome_r", "heads")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def size(self) -> int | tuple[int, ...] | None:

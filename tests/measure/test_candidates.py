@@ -57,6 +57,21 @@ def test_two_of_one_architecture_have_an_original_each(folder):
     ]
 
 
+def test_heads_that_run_differ_from_image_to_image_and_in_a_mixed_batch_their_number_too():
+    images = torch.randn(8, 3, 28, 28)
+    for heads, numbers in (("2", {2}), ("mixed", None)):
+        model = build(MINI, methods={"heads": heads})
+        seen = []
+        handle = prune_stacks(model)[0].register_forward_hook(lambda _stack, _args, kept, seen=seen: seen.append(kept.gate))
+        model(images)
+        handle.remove()
+        chosen = [tuple(sorted(row)) for group in seen[0].groups for row in group.heads.tolist()]
+        assert len(set(chosen)) > 1
+        assert {len(row) for row in chosen} == numbers if numbers else len({len(row) for row in chosen}) > 1
+    assert plan(MINI, heads="2") == [(MINI, None), (f"{MINI}, heads 2", MINI)]
+    assert build("vit_mini28_budget", methods={"heads": "1"}).blocks[0].attn.prune.budgetformer.heads == 1
+
+
 def test_a_plain_model_takes_methods_and_keeps_columns_from_everywhere():
     """A zero bias would keep the top of each image, and warn of it."""
     model = build(MINI, methods={"keep": "0.5", "dropped": "merge", "importance": "column_mean", "merge_rank": 8})
@@ -93,7 +108,11 @@ def test_names_and_folders_take_another_size(folder):
     [
         ("vit_mini28_bais", {}, "unknown model 'vit_mini28_bais'; nearest: vit_mini28_bias"),
         (BIAS, {"img_size": 30}, "30 pixels cannot be cut into the patches of vit_mini28_bias, 4 x 4: choose a multiple"),
-        (BIAS, {"methods": {"keep": "0.5", "dropped": "merge"}}, "vit_mini28_bias is pruned already and takes keep alone; give dropped with timm's own model"),
+        (
+            BIAS,
+            {"methods": {"keep": "0.5", "dropped": "merge"}},
+            "vit_mini28_bias is pruned already and takes keep and heads alone; give dropped with timm's own model",
+        ),
         (MINI, {"methods": {"dropped": "merge", "merge_rank": 129}}, r"merge-rank must be in 1..128, the width of vit_mini28, got 129"),
         ("test_resnet", {"methods": {"keep": "0.5"}}, "ResNet cannot be patched"),
     ],

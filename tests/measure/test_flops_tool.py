@@ -49,7 +49,7 @@ def test_every_flag_reaches_the_model(capsys, tmp_path):
 def test_a_model_that_comes_patched_takes_keep_and_nothing_else(capsys):
     ours, theirs = output(capsys, "deit_s_bias", "deit_small_patch16_224", keep="0.5").splitlines()[-2:]
     assert ours.split()[1:] == theirs.split()[1:]
-    with pytest.raises(ValueError, match="deit_s_bias is pruned already and takes keep alone; give dropped"):
+    with pytest.raises(ValueError, match="deit_s_bias is pruned already and takes keep and heads alone; give dropped"):
         output(capsys, "deit_s_bias", keep="0.5", dropped="merge")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vit_prune as vp
-from tests.helpers import randomise_bias, tiny_named
+from tests.helpers import randomise_bias, randomise_gates, tiny_named
 from vit_prune.measure.macs import macs
 from vit_prune.measure.summary import report
 
@@ -25,6 +25,7 @@ def test_a_pruned_model_is_reported_beside_its_own_original():
     assert found.kept == (9.0, 9.0)
     data = json.loads(json.dumps(found.to_dict()))
     assert data["kept_columns"] == [9.0, 9.0]
+    assert data["running_heads"] == []
     assert data["macs"]["blocks"][0]["num_columns"] == 9
     text = str(found)
     for part in ("float32, eager", "this model", "blocks.1", "GFLOPs", "ceiling saved", "torch"):
@@ -82,3 +83,10 @@ def test_peak_memory_is_measured_in_a_process_of_its_own():
 def test_a_model_without_one_dtype_is_refused(model, message):
     with pytest.raises(ValueError, match=message):
         report(model, **QUICK)
+
+
+def test_heads_are_those_that_ran_and_their_macs_are_counted():
+    model = randomise_gates(vp.patch(tiny_named(), vp.BudgetFormer(tau_min=1.0)))
+    found = report(model, images=torch.randn(4, 3, 32, 32), runs=3, warmup=1, memory=False)
+    assert all(1 <= heads < 4 for heads in found.heads)
+    assert found.macs.total == macs(model, num_heads=found.heads).total < found.macs.dense

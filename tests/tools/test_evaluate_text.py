@@ -92,7 +92,7 @@ def test_a_gated_row_is_what_each_text_alone_gives_and_costs_by_hand(report, mod
     alone = one_by_one(models / "budget0")
     row = report("--checkpoint", models / "budget0")["results"][0]
     of_texts = [statistics.fmean(ks) for ks in alone["heads"]]
-    assert len(set(of_texts)) > 2
+    assert len(set(of_texts)) > 1
     assert len(set(alone["macs"])) > 4
     assert row["macs"] == round(statistics.fmean(alone["macs"]))
     assert row["macs_spread"] == round(statistics.pstdev(alone["macs"]))

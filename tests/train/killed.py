@@ -21,7 +21,7 @@ from vit_prune.train import engine, run, state
 from vit_prune.train.config import TrainConfig
 
 SETTINGS = {
-    "model": "vit_mini28_bias", "model_kwargs": {"depth": 2, "embed_dim": 16, "num_heads": 2}, "img_size": 8, "batch_size": 4, "workers": 0,
+    "model": "vit_mini28_budget", "model_kwargs": {"depth": 2, "embed_dim": 16, "num_heads": 2}, "img_size": 8, "batch_size": 4, "workers": 0,
     "device": "cpu", "epochs": 4, "warmup_epochs": 1, "lr": 0.01, "sched_on_updates": True, "keep": "1,.5", "keep_warmup_epochs": 2,
     "mixup": 0.4, "cutmix": 1.0, "reprob": 0.5, "aa": "rand-m9", "drop": 0.1, "drop_path": 0.1, "layer_decay": 0.8, "clip_grad": 1.0, "grad_accum_steps": 2,
     "amp": True, "amp_dtype": "float16", "model_ema": True, "model_ema_decay": 0.9, "aug_repeats": 2, "checkpoint_interval": 2, "resume": "auto",

@@ -71,6 +71,23 @@ def test_training_lowers_the_loss(tiny_config):
     assert evaluate(model, data, CPU)["loss"] < before
 
 
+def test_the_losses_of_the_methods_are_part_of_the_training_loss_and_progress_is_told(tiny_config):
+    def losses(**weights) -> tuple[float, nn.Module]:
+        torch.manual_seed(0)
+        model = timm.create_model("vit_mini28_budget", depth=2, embed_dim=16, num_heads=2, img_size=8, num_classes=3, s_max=0.5, sigma_max=0.0, **weights)
+        images = torch.randn(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        data = DataLoader(TensorDataset(images, torch.zeros(12, dtype=torch.long)), batch_size=4)
+        return train_one_epoch(training(model, tiny_config(opt="sgd", lr=1e-12)), data, 0)["loss"], model
+
+    without, _ = losses(alpha_base=0.0, alpha_max=0.0, beta_max=0.0)
+    budget, model = losses(beta_max=0.0)
+    v = 0.95 - 0.5
+    assert budget - without == pytest.approx(0.05 * v**2, rel=1e-3)
+    assert model.blocks[1].attn.prune.budgetformer.done == pytest.approx(2 / 3)
+    entropy, _ = losses(alpha_base=0.0, alpha_max=0.0, beta_max=0.3)
+    assert entropy - without == pytest.approx(0.3 * (-1 - 1 / 3 + 1 / 3) / 3 * 0.6931, rel=1e-2)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_batch_is_skipped_and_counted_instead_of_breaking_the_weights(tiny_config, bad):
     model, data = linear_model(), loader()

@@ -13,14 +13,17 @@ from torch import nn
 
 import vit_prune.models  # noqa: F401  registers ours with timm
 from vit_prune.checkpoint import load, load_weights
+from vit_prune.measure.gates import randomise_gates
 from vit_prune.measure.inputs import image_size
 from vit_prune.methods.base import BlockCalibration, MethodConfig
+from vit_prune.methods.budgetformer import BudgetFormer, parse_heads
 from vit_prune.methods.columns import Columns
 from vit_prune.methods.stack import prune_stacks
 from vit_prune.methods.token_bias import TokenBias, TokenBiasMethod
 from vit_prune.methods.tome import ToMe
-from vit_prune.patch import patch, set_keep, unpatch
+from vit_prune.patch import patch, set_heads, set_keep, unpatch
 from vit_prune.patch.check import check_host
+from vit_prune.train.checks import MIXED
 
 ZERO_BIAS = "the token bias is all zero"  # no matter here: where the kept columns lie changes no time
 
@@ -46,8 +49,8 @@ def build(
     """A name of timm's registry or a folder of vp.save, in evaluation mode, with methods and at a size of its own.
 
     Args:
-        methods: fields of TokenBias and Columns, and tome_r of ToMe, for a plain model of timm, calibrated by random numbers; a model that comes
-            pruned takes `keep` alone.
+        methods: fields of TokenBias and Columns, tome_r of ToMe, and heads of BudgetFormer, for a plain model of timm, calibrated by random
+            numbers; a model that comes pruned takes `keep`, and heads where it has gates.
         checkpoint: weights for a name; None is timm's random start.
         num_classes: outputs of the head, for a name. img_size: pixels per side. None is the model's own.
 
@@ -90,18 +93,25 @@ def resize(name: str, model: nn.Module, img_size: int) -> None:
 
 
 def add_methods(name: str, model: nn.Module, fields: dict) -> None:
-    """TokenBias and Columns, ToMe, or all of them, for a plain model.
+    """TokenBias and Columns, ToMe, BudgetFormer, or all of them, for a plain model.
 
-    Raises: ValueError for a pruned one that is given more than `keep`; TypeError as `patch`.
+    Raises: ValueError for a pruned one that is given more than `keep` and heads; TypeError as `patch`.
     """
     if prune_stacks(model):
-        if set(fields) - {"keep"}:
-            raise ValueError(f"{name} is pruned already and takes keep alone; give {', '.join(sorted(set(fields) - {'keep'}))} with timm's own model")
-        set_keep(model, fields["keep"])
+        if other := sorted(set(fields) - {"keep", "heads"}):
+            raise ValueError(f"{name} is pruned already and takes keep and heads alone; give {', '.join(other)} with timm's own model")
+        if "keep" in fields:
+            set_keep(model, fields["keep"])
+        if "heads" in fields:
+            set_heads(model, parse_heads(fields["heads"]))
         return
     check_host(model)
     merging = [ToMe(r=fields.pop("tome_r"))] if "tome_r" in fields else []
-    patch(model, [*columns_of(name, model, fields), *merging])
+    heads = fields.pop("heads", None)
+    gates = [] if heads is None else [BudgetFormer(heads=None if heads == MIXED else parse_heads(heads))]
+    patch(model, [*columns_of(name, model, fields), *merging, *gates])
+    if gates:
+        randomise_gates(model, mixed=heads == MIXED)
 
 
 def columns_of(name: str, model: nn.Module, fields: dict) -> list[MethodConfig]:

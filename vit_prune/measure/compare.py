@@ -16,8 +16,10 @@ from vit_prune.measure.inputs import image_size, unwrap
 from vit_prune.measure.latency import PairedLatency, paired_latency
 from vit_prune.measure.macs import macs
 from vit_prune.measure.memory import Peak
+from vit_prune.measure.observed import kept_columns
 from vit_prune.measure.result import ModelMacs
 from vit_prune.measure.setting import Row, Setting
+from vit_prune.methods.budgetformer import budget_decides
 from vit_prune.methods.stack import prune_stacks
 from vit_prune.patch.fused import is_fused
 
@@ -45,6 +47,11 @@ class SideBySide:
         self.costs = {one.label: closed_form(one.model, setting.img_size) for one in candidates}
         self.models = {one.label: self.ready(one, fused=fused and setting.mode == "inference") for one in candidates}
         self.images = {label: self.example(model, images, seed) for label, model in self.models.items()}
+        for one in candidates:
+            if budget_decides(one.model):  # as many heads as on these images
+                heads = kept_columns(self.models[one.label].eval(), self.images[one.label])[1]
+                self.models[one.label].train(setting.mode == "train")
+                self.costs[one.label] = closed_form(one.model, setting.img_size, num_heads=heads)
 
     def ready(self, candidate: Candidate, *, fused: bool) -> nn.Module:
         setting = self.setting
@@ -122,7 +129,7 @@ def counted(cost: ModelMacs | None, baseline: ModelMacs | None, *, pruned: bool)
 
 
 def closed_form(
-    model: nn.Module, img_size: int | tuple[int, int] | None, *, num_columns: Sequence[int] | None = None, num_heads: Sequence[int] | None = None
+    model: nn.Module, img_size: int | tuple[int, int] | None, *, num_columns: Sequence[int] | None = None, num_heads: Sequence[float] | None = None
 ) -> ModelMacs | None:
     """None for a model, or a rule, whose MACs are not known without running it."""
     try:

@@ -11,7 +11,7 @@ from vit_prune.measure.backends import BACKENDS
 from vit_prune.measure.engines import DTYPES, ENGINES, MODES
 from vit_prune.measure.setting import Setting
 from vit_prune.methods.columns import CHOICES as COLUMNS_CHOICES
-from vit_prune.train.checks import check_device, check_name, conform_fields, keep_text, merges_text
+from vit_prune.train.checks import check_device, check_name, conform_fields, heads_text, keep_text, merges_text
 from vit_prune.train.recipe import load_yaml
 
 LAYOUTS = ("rows", "table1", "table11", "table12")
@@ -19,7 +19,7 @@ POSITIVE = ("num_classes", "threads", "batch_size", "img_size", "merge_rank", "r
 NOT_NEGATIVE = ("query_key_free", "warmup", "workers", "seed")
 SEVERAL = ("model", "against", "dtype", "batch_size", "img_size", "backend", "engine")
 MAY_BE_EMPTY = ("against", "img_size")
-METHOD_FIELDS = ("keep", "dropped", "importance", "sampling", "merge_rank", "query_key_free", "tome_r")
+METHOD_FIELDS = ("keep", "dropped", "importance", "sampling", "merge_rank", "query_key_free", "tome_r", "heads")
 CHOICES = {
     "dropped": COLUMNS_CHOICES["dropped"],
     "importance": COLUMNS_CHOICES["importance"],
@@ -48,6 +48,7 @@ class LatencyConfig:
         merge_rank: directions in which merge compares (None: all of x)
         query_key_free: the last n blocks attend by the bias alone
         tome_r: tokens merged per block (ToMe): 8, decreasing:8 or one number per block: 8,8,4,0
+        heads: that run (BudgetFormer): 2, one number per block: 6,4,2,2, or mixed: each image its own one to four, by gates made up so
         fuse: time pruned models on their fast path, vp.fuse; training is never fused
         device: e.g. cpu, cuda, cuda:1 (None: cuda where there is one)
         threads: of the CPU (None: PyTorch's own choice)
@@ -79,6 +80,7 @@ class LatencyConfig:
     merge_rank: int | None = None
     query_key_free: int | None = None
     tome_r: str | None = None
+    heads: str | None = None
     fuse: bool = True
     device: str | None = None
     threads: int | None = None
@@ -101,6 +103,7 @@ class LatencyConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep", keep_text("keep", self.keep))
         object.__setattr__(self, "tome_r", merges_text(self.tome_r))
+        object.__setattr__(self, "heads", heads_text(self.heads))
         for name in ("checkpoint", *SEVERAL):
             if isinstance(getattr(self, name), (str, int)):  # a recipe may write one value without brackets
                 object.__setattr__(self, name, (getattr(self, name),))

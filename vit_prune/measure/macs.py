@@ -17,6 +17,7 @@ Without queries and keys: no q, M D A for the values, no qk, M A for softmax(bia
 """
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from timm.layers import Attention, AttentionPoolLatent, PatchEmbed
@@ -50,7 +51,7 @@ def macs(
     *,
     num_tokens: int | None = None,
     num_columns: Sequence[int] | None = None,
-    num_heads: Sequence[int] | None = None,
+    num_heads: Sequence[float] | None = None,
 ) -> ModelMacs:
     """MACs of a timm ViT in closed form, patched or not; no forward is run and the weights may lie on `meta`.
 
@@ -59,7 +60,7 @@ def macs(
         img_size: pixels, int or (height, width); None is the model's own size. Others need dynamic_img_size or a NaFlexVit.
         num_tokens: of a text, padding included; None is the longest that the model takes. Looking tokens up costs no MACs.
         num_columns: M per block for the rules mass and threshold, prefix tokens included, e.g. the means over a data set, rounded.
-        num_heads: heads that run per block, where the budget of each image decides (BudgetFormer).
+        num_heads: heads that run per block, where the budget of each image decides (BudgetFormer); means over a data set need not be whole.
 
     Raises: TypeError that names the module whose MACs are not known; ValueError for a size that the model does not take, and for
         num_columns or num_heads that are missing, out of range or not asked for.
@@ -88,10 +89,10 @@ class Given(NamedTuple):
     """What depends on the image in one block, as it is told: M columns, k heads."""
 
     columns: int | None = None
-    heads: int | None = None
+    heads: float | None = None
 
 
-def per_block(model: nn.Module, name: str, values: Sequence[int] | None) -> list[int | None]:
+def per_block(model: nn.Module, name: str, values: Sequence[float] | None) -> list[float | None]:
     """Raises: ValueError for another number of values than the model has blocks."""
     values = [None] * len(model.blocks) if values is None else list(values)
     if len(values) != len(model.blocks):
@@ -206,7 +207,7 @@ def _block(sheet: Sheet, block: nn.Module, num_tokens: int, given: Given, *, who
     mlp = sheet.mlp(block.mlp, num_tokens - merged)
     key_free = stack is not None and stack.query_key_free
 
-    def attention(tokens: int, columns: int, *, key_free: bool = False, heads: int = attn.num_heads) -> dict[str, int]:
+    def attention(tokens: int, columns: int, *, key_free: bool = False, heads: float = attn.num_heads) -> dict[str, int]:
         return _attention(sheet, attn, tokens, columns, key_free=key_free, heads=heads)
 
     return BlockMacs(
@@ -238,7 +239,7 @@ def _num_columns(name: str, stack: Prune | None, num_tokens: int, given: int | N
     return columns
 
 
-def _num_heads(name: str, attn: nn.Module, stack: Prune | None, given: int | None) -> int:
+def _num_heads(name: str, attn: nn.Module, stack: Prune | None, given: float | None) -> float:
     """k of a block. Raises: ValueError where it depends on the image and is not told, is out of range, or is told and does not depend on it."""
     gates = [method for method in stack.children() if isinstance(method, BudgetFormerMethod)] if stack is not None else []
     heads = gates[0].num_active_of_all if gates else attn.num_heads
@@ -259,20 +260,21 @@ def _given_columns(name: str, method: ColumnsMethod, num_tokens: int, given: int
     return given
 
 
-def _attention(sheet: Sheet, attn: nn.Module, num_tokens: int, num_columns: int, *, key_free: bool, heads: int) -> dict[str, int]:
+def _attention(sheet: Sheet, attn: nn.Module, num_tokens: int, num_columns: int, *, key_free: bool, heads: float) -> dict[str, int]:
     """The host's own products of the heads that run, without the methods'. key_free: attention is softmax(bias) v, one row for all queries."""
     queries = 0 if key_free else num_tokens
     proj_rows = 1 if key_free and attn.gate is None else num_tokens
     per_row = attn.weight.shape[1] * attn.attn_dim if type(attn) is FusedAttention else sheet.linear(attn.qkv, 1) // 3  # D A, a third of the qkv projection
-    per_row, attended = per_row * heads // attn.num_heads, attn.attn_dim * heads // attn.num_heads
+    share = Fraction(heads) / attn.num_heads
+    of_heads = attn.attn_dim * share
     projected = sheet.linear(attn.proj, proj_rows)
     if heads < attn.num_heads and attn.can_cut_proj(attn.gate):
-        projected = projected * heads // attn.num_heads
+        projected = round(projected * share)
     return {
-        "q": queries * per_row,
-        "kv": num_columns * per_row * (1 if key_free else 2),
-        "qk": queries * num_columns * attended,
-        "av": max(1, queries) * num_columns * attended,
+        "q": round(queries * per_row * share),
+        "kv": round(num_columns * per_row * share) * (1 if key_free else 2),
+        "qk": round(queries * num_columns * of_heads),
+        "av": round(max(1, queries) * num_columns * of_heads),
         "gate": sheet.linear(attn.gate, num_tokens),
         "proj": projected,
     }

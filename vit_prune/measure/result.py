@@ -74,7 +74,7 @@ class BlockMacs(Comparison):
     parts: dict[str, int]
     dense: int
     ceiling: int
-    num_heads: int
+    num_heads: float
     all_projected: dict[str, int]
 
     @property

@@ -11,6 +11,7 @@ from vit_prune.measure.compare import SideBySide, closed_form, private_copy
 from vit_prune.measure.engines import DTYPES
 from vit_prune.measure.environment import environment, environment_text
 from vit_prune.measure.inputs import image_size, unwrap
+from vit_prune.measure.observed import kept_columns
 from vit_prune.measure.report import block_table
 from vit_prune.measure.result import ModelMacs
 from vit_prune.measure.setting import Row, Setting
@@ -18,7 +19,6 @@ from vit_prune.measure.tables import rows_table, title
 from vit_prune.methods.budgetformer import budget_decides
 from vit_prune.methods.stack import columns_methods, prune_stacks
 from vit_prune.patch.fused import is_fused
-from vit_prune.train.statistics import num_columns, num_heads
 
 THIS, ORIGINAL = "this model", "unpruned"
 
@@ -89,7 +89,7 @@ def report(
     compared = SideBySide(setting, with_baseline(model, against, size), device, fused=False, images=images)
     kept, heads = kept_columns(compared.models[THIS], compared.images[THIS])
     columns = [round(count) for count in kept] if depends_on_images(model) else None
-    counts = closed_form(model, size, num_columns=columns, num_heads=[round(count) for count in heads] if budget_decides(model) else None)
+    counts = closed_form(model, size, num_columns=columns, num_heads=heads if budget_decides(model) else None)
     compared.costs[THIS] = counts
     threads = torch.get_num_threads()
     latency = compared.latency(runs=runs, warmup=warmup, threads=threads)
@@ -100,18 +100,6 @@ def report(
 def depends_on_images(model: nn.Module) -> bool:
     """True under the rules mass and threshold."""
     return any(method.config.rule != "topk" for method in columns_methods(model))
-
-
-@torch.no_grad()
-def kept_columns(model: nn.Module, images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """M of each patched block and the heads that run in each with gates, means over the images, seen by hooks in one forward of a copy."""
-    seen = []
-    handles = [stack.register_forward_hook(lambda _stack, args, kept: seen.append((kept, len(args[0])))) for stack in prune_stacks(model)]
-    model(images)
-    for handle in handles:
-        handle.remove()
-    columns = tuple(num_columns(kept, batch).float().mean().item() for kept, batch in seen)
-    return columns, tuple(num_heads(kept.gate).float().mean().item() for kept, _ in seen if kept.gate is not None)
 
 
 def home(model: nn.Module) -> tuple[torch.device, str]:

@@ -44,7 +44,7 @@ class BudgetFormer(MethodConfig):
             beta sum p log p, which does the opposite.
         sigma_max: standard deviation of the noise on z at t = 0; it falls to 0 linearly.
         tau_min, tau_max, gamma: the temperature tau_min + (tau_max - tau_min) exp(-gamma t/T).
-        initial_budget: s of a fresh gate. Near 1, p uniform: w is near 1, the model nearly the function that it was.
+        initial_budget: s of a fresh gate. Near 1, and p nearly uniform: w is near 1, the model nearly the function that it was.
         budget: a fixed s instead of a learnt one; f does not exist then.
         selection: "random" replaces p by a draw of the k heads, in training too, w = s H / k: the ablation.
         heads: k heads run in every image, whatever s says: static shapes, for torch.compile and ONNX; one number, or one per block. None: s decides.
@@ -127,7 +127,7 @@ class BudgetFormerMethod(Method):
             nn.init.constant_(self.f2.bias, math.log(config.initial_budget / (1 - config.initial_budget)))
         if config.selection == "relevance":
             self.g = nn.Linear(host.dim, host.num_heads)
-            nn.init.zeros_(self.g.weight)
+            nn.init.trunc_normal_(self.g.weight, std=0.02)  # p is nearly uniform at tau_max; from exactly there no entropy loss would find a way out
             nn.init.zeros_(self.g.bias)
 
     def step(self, progress: float) -> None:
@@ -247,6 +247,18 @@ def heads_of(heads: int | Sequence[int] | None, block: int, depth: int, num_head
     if heads is not None and (isinstance(heads, bool) or not isinstance(heads, int) or not 1 <= heads <= num_heads):
         raise ValueError(f"heads must be a number of heads in 1..{num_heads}, one per block, or None, got {heads!r}")
     return heads
+
+
+def parse_heads(value: int | str | Sequence[int]) -> int | tuple[int, ...]:
+    """k from whatever a user types: 2, "2", "6,4,2,2", or a list. Raises: ValueError that says what is valid."""
+    if isinstance(value, str):
+        parts = value.strip().rstrip(",").split(",")
+        if all(part.strip().isdecimal() for part in parts):
+            value = int(value) if "," not in value else tuple(map(int, parts))
+    numbers = value if isinstance(value, Sequence) and not isinstance(value, str) and value else [value]
+    if any(isinstance(number, bool) or not isinstance(number, int) or number < 1 for number in numbers):
+        raise ValueError(f"heads must be a number of heads >= 1, or one per block (6,4,2,...), got {value!r}")
+    return value if isinstance(value, int) else tuple(value)
 
 
 def budget_decides(model: nn.Module) -> bool:

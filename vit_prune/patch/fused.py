@@ -24,7 +24,8 @@ class FusedAttention(PrunedAttention):
     names: tuple[str, ...]  # of the readouts, in order
     first: tuple[int, ...]  # rows of the queries, of each readout, of the padding
     rows: int  # their sum, Q + R
-    direct: bool  # attention is PyTorch's fused kernel; no norms, no gate, a row for each query
+    direct: bool  # attention is PyTorch's fused kernel; no norms, no output gate, a row for each query
+    has_gates: bool  # some heads may not run
 
     def forward(
         self,
@@ -38,7 +39,7 @@ class FusedAttention(PrunedAttention):
         """As PrunedAttention.forward. Raises: RuntimeError in training mode."""
         if self.training:
             raise RuntimeError("a fused model is for inference: call model.eval(), or train the model before vp.fuse")
-        if self.direct and attn_mask is None and not is_causal:
+        if self.direct and not self.has_gates and attn_mask is None and not is_causal:
             return self.proj(self.attend(x, None, size_bias, keys))
         return super().forward(x, attn_mask, is_causal, size_bias, keys, sizes)
 
@@ -59,6 +60,8 @@ class FusedAttention(PrunedAttention):
 
     def choose(self, x: Tensor, mask: Tensor | None, size_bias: Tensor | None, sizes: Tensor | None) -> KeptColumns:
         """As PrunedAttention.choose: the readouts are a product of their own, since not all queries may be wanted."""
+        if not self.names:
+            return super().choose(x, mask, size_bias, sizes)
         parts = self.project(x, self.first[0], self.rows).split_with_sizes(self.first[1:], -1)
         return self.prune(x, attn=self, mask=mask, size_bias=size_bias, sizes=sizes, read=self.read(parts))
 
@@ -69,13 +72,18 @@ class FusedAttention(PrunedAttention):
             return self.query_free(key_value, kept, mask)
         return self.weigh(self.project(x, 0, self.first[0]), *key_value.chunk(2, dim=-1), kept, mask, keys)
 
+    def attend_heads(self, q: Tensor | None, k: Tensor | None, v: Tensor, kept: KeptColumns, mask: Tensor | None) -> Tensor:
+        """As PrunedAttention.attend_heads."""
+        if not self.direct:
+            return super().attend_heads(q, k, v, kept, mask)
+        return sdpa(q, k, v, kept.bias, mask=None if mask is None else kept_mask(mask, kept), scale=self.scale)
+
     def weigh_directly(self, q: Tensor, key_value: Tensor, kept: KeptColumns, mask: Tensor | None, keys: list[Tensor] | None) -> Tensor:
         """As `weigh`, of key_value [B, M, 2 A]."""
         k, v = key_value.view(*key_value.shape[:2], 2, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
         if keys is not None and kept.index is None:
             keys.append(k)
-        out = sdpa(self.heads(q), k, v, kept.bias, mask=None if mask is None else kept_mask(mask, kept), scale=self.scale)
-        return out.transpose(1, 2).flatten(2)
+        return self.attend_heads(self.heads(q), k, v, kept, mask).transpose(1, 2).flatten(2)
 
     def project(self, x: Tensor, start: int, stop: int | None) -> Tensor:
         """Rows start to stop of the weight: [B, M, D] -> [B, M, stop - start]."""
@@ -120,7 +128,7 @@ def fuse_attention(attn: PrunedAttention) -> None:
     queries, keys = (0, 0) if attn.prune.query_key_free else (A, A)
     riders = torch.cat([*(rows.detach().to(qkv) for rows in maps.values()), qkv.new_zeros(padding, qkv.shape[1])])
     attn.names, attn.first, attn.rows = tuple(maps), (queries, *widths, padding), queries + len(riders)
-    attn.direct = is_direct(attn)
+    attn.direct, attn.has_gates = is_direct(attn), bool(attn.prune.gaters)
     attn.prune.requires_grad_(False)  # what was copied learns nothing more
     del attn.qkv
     attn.__class__ = FusedAttention
@@ -135,7 +143,7 @@ def is_direct(attn: PrunedAttention) -> bool:
     """True where attention is PyTorch's fused kernel and nothing that could be skipped in evaluation mode computes or is hooked."""
     norms = (attn.q_norm, attn.k_norm, attn.norm)
     watched = any(map(hooked, (*norms, attn.proj_drop)))
-    plain = attn.gate is None and not attn.prune.gaters and not watched and all(type(norm) is nn.Identity for norm in norms)
+    plain = attn.gate is None and not watched and all(type(norm) is nn.Identity for norm in norms)
     return plain and attn.fused_attn and attn.prune.impl in ("auto", "sdpa") and not attn.prune.query_key_free
 
 

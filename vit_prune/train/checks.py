@@ -11,9 +11,11 @@ from typing import get_args, get_origin, get_type_hints
 import torch
 from timm.data import create_transform
 
+from vit_prune.methods.budgetformer import parse_heads
 from vit_prune.methods.schedules import Keep, parse_keep
 from vit_prune.methods.tome import parse_r
 
+MIXED = "mixed"  # each image has heads of its own, and a number of its own
 FEW, SHORT_LIST = 5, 12  # names in one message
 Values = dict[str, bool | int | float | str]
 POSITIVE = (
@@ -98,6 +100,14 @@ def merges_text(value: int | str | list | tuple | None) -> str | None:
     except ValueError as error:
         raise ValueError(f"tome_r: {error}") from None
     return ",".join(map(str, r)) if isinstance(r, tuple) else str(r)
+
+
+def heads_text(value: int | str | list | tuple | None) -> str | None:
+    """Heads that run, in the grammar of `parse_heads`, as text; or "mixed". Raises: ValueError."""
+    if value is None or value == MIXED:
+        return value
+    k = parse_heads(value)
+    return ",".join(map(str, k)) if isinstance(k, tuple) else str(k)
 
 
 def check_device(device: str | None) -> None:

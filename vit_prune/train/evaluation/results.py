@@ -109,17 +109,9 @@ def figures(counts: ModelMacs, *, gated: bool) -> dict:
 
 def gated_macs(model: nn.Module, heads: Sequence[float], covariance: Sequence[Sequence[float]], columns: Sequence[int] | None) -> dict:
     """Mean and spread over the images of what is linear in the heads that run; heads: mean k per block, and its covariance between blocks."""
-    one, price, projected = head_prices(model, num_columns=columns)
-    spread = torch.tensor(price, dtype=torch.float64) @ torch.tensor(covariance, dtype=torch.float64) @ torch.tensor(price, dtype=torch.float64)
-    total = one.total + sum(each * (k - 1) for each, k in zip(price, heads, strict=True))
-    whole = one.total_all_projected + sum(each * (k - 1) for each, k in zip(projected, heads, strict=True))
-    return {
-        "macs": round(total),
-        "dense_macs": one.dense,
-        "saved": 100 * (1 - total / one.dense),
-        "macs_spread": round(max(0.0, spread.item()) ** 0.5),
-        "macs_all_projected": round(whole),
-    }
+    price = torch.tensor(head_prices(model, num_columns=columns)[1], dtype=torch.float64)
+    spread = price @ torch.tensor(covariance, dtype=torch.float64) @ price
+    return figures(macs(model, num_columns=columns, num_heads=heads), gated=True) | {"macs_spread": round(max(0.0, spread.item()) ** 0.5)}
 
 
 def head_prices(model: nn.Module, **sizes) -> tuple[ModelMacs, list[int], list[int]]:
