@@ -1,21 +1,21 @@
 """Gated heads: the formulas by hand, the schedules, the losses, and what is refused."""
 
 import copy
+import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import timm
 import torch
-from timm.layers import set_reentrant_ckpt
 from timm.utils import ModelEmaV3
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 import vit_prune as vp
 from tests.helpers import gates_of, tiny_vit
 from vit_prune.methods.base import HeadGate, Host
-from vit_prune.methods.budgetformer import WHOLE, BudgetFormerMethod
+from vit_prune.methods.budgetformer import UNTRAINED, WHOLE, BudgetFormerMethod
 from vit_prune.methods.stack import prune_stacks
 
 HOST = Host(name="blocks.0.attn", index=0, depth=1, dim=2, num_heads=2, head_dim=1, num_prefix_tokens=0)
@@ -128,64 +128,6 @@ def test_entropy_rises_early_and_falls_late_by_default_and_the_reverse_by_the_li
         assert (spread() > before + 0.01) if rise else (spread() < before - 0.01)
 
 
-def test_losses_are_collected_and_nothing_is_left_on_the_modules():
-    model, images = gated(s_max=0.5).train(), torch.randn(3, 3, 32, 32)
-    with vp.losses(model) as aux:
-        model(images)
-    assert sorted(aux) == ["budget", "entropy"]
-    assert len(aux.heard) == 2  # blocks
-    assert aux.total().item() == pytest.approx(sum(loss.item() for loss in aux.values()))
-    aux.total().backward()
-    assert all(gate.f2.bias.grad.abs() > 0 for gate in gates_of(model))
-    for module in model.modules():
-        assert not [leaf for leaf in tree_leaves({**vars(module), "_parameters": 0, "_buffers": 0}) if isinstance(leaf, torch.Tensor)]
-    with vp.losses(tiny_vit()) as aux:
-        pass
-    assert (dict(aux), aux.total()) == ({}, 0.0)
-
-
-def test_a_collector_inside_another_is_refused_and_the_first_stays_whole():
-    model = gated().train()
-    with vp.losses(model) as aux:
-        with pytest.raises(ValueError, match=r"being collected already"), vp.losses(model):
-            pass
-        model(torch.randn(1, 3, 32, 32))
-    assert len(aux.heard) == 2
-
-
-@pytest.mark.parametrize("backward_inside", [False, True])
-def test_losses_survive_checkpointing_and_are_not_heard_twice(backward_inside):
-    images, grads = torch.randn(3, 3, 32, 32), []
-    for checkpointing in (False, True):
-        model = gated(s_max=0.5).train()
-        model.set_grad_checkpointing(checkpointing)
-        torch.manual_seed(0)
-        with vp.losses(model) as aux:
-            loss = model(images).square().mean() + model(images.flip(0)).mean() + aux.total()
-            if backward_inside:
-                loss.backward()
-        assert len(aux.heard) == 4
-        if not backward_inside:
-            loss.backward()
-        grads.append([parameter.grad for parameter in model.parameters()])
-    for plain, recomputed in zip(*grads, strict=True):
-        torch.testing.assert_close(recomputed, plain)
-
-
-def test_losses_that_reentrant_checkpointing_would_cut_off_are_refused():
-    model = gated().train()
-    model.set_grad_checkpointing(True)
-    set_reentrant_ckpt(True)
-    try:
-        with pytest.raises(RuntimeError, match=r"would have no gradient"), vp.losses(model):
-            model(torch.randn(1, 3, 32, 32))
-    finally:
-        set_reentrant_ckpt(False)
-    with torch.no_grad(), vp.losses(model) as aux:  # asked for without gradients
-        model(torch.randn(1, 3, 32, 32))
-    assert len(aux.heard) == 2
-
-
 def test_a_model_that_was_never_trained_with_gates_is_evaluated_as_it_was():
     images, plain = torch.randn(2, 3, 32, 32), tiny_vit()
     assert torch.equal(gated()(images), plain(images))
@@ -240,6 +182,25 @@ def test_a_fixed_budget_learns_no_f():
     assert method.gate(torch.randn(2, 3, 2), mask=None, sizes=None).budget.tolist() == [0.5, 0.5]
 
 
+def test_a_relevance_that_underflows_has_a_finite_gradient():
+    method = built(tau_min=0.1)
+    method.train().step(1.0)
+    nn.init.constant_(method.g.bias, 0.0)
+    with torch.no_grad():
+        method.g.bias[0] = 50.0
+    method.losses(method.gate(torch.randn(3, 4, 2), mask=None, sizes=None))["entropy"].backward()
+    assert method.gate(torch.randn(3, 4, 2), mask=None, sizes=None).relevance[:, 1].tolist() == [0, 0, 0]
+    assert method.g.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("progress", [-0.5, 1.5, math.nan, "half"])
+def test_a_progress_outside_the_training_is_refused_and_changes_nothing(progress):
+    model = gated()
+    with pytest.raises(ValueError, match=r"progress must be in \[0, 1\]"):
+        vp.set_progress(model, progress)
+    assert gates_of(model)[0].progress.item() == UNTRAINED
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -252,12 +213,22 @@ def test_a_fixed_budget_learns_no_f():
         ({"initial_budget": 1}, r"initial_budget must be in \(0, 1\), got 1"),
         ({"budget": 0}, r"budget must be in \(0, 1\], or None to learn it, got 0"),
         ({"entropy": "paper"}, r"entropy must be explore or literal, got 'paper'"),
+        ({"heads": 0}, r"heads must be a number of heads >= 1, or one per block \(6,4,2,...\), got 0"),
+        ({"heads": ()}, r"heads must be a number of heads >= 1"),
+        ({"heads": 2.5}, r"got 2.5"),
+        ({"seed": 1.5}, r"seed must be a whole number, got 1.5"),
         ({"selection": "best"}, r"selection must be relevance or random, got 'best'"),
     ],
 )
 def test_wrong_values_are_refused_at_birth(fields, message):
     with pytest.raises(ValueError, match=message):
         vp.BudgetFormer(**fields)
+
+
+def test_values_become_plain_numbers():
+    config = vp.BudgetFormer(heads="2", budget=np.float32(0.5), s_max=np.float64(0.5))
+    assert json.loads(json.dumps(config.to_dict()))["budget"] == 0.5
+    assert config.heads == 2
 
 
 @pytest.mark.parametrize(

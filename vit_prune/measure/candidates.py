@@ -103,7 +103,7 @@ def add_methods(name: str, model: nn.Module, fields: dict) -> None:
         if "keep" in fields:
             set_keep(model, fields["keep"])
         if "heads" in fields:
-            set_heads(model, parse_heads(fields["heads"]))
+            set_heads(model, heads_to_set(name, fields["heads"]))
         return
     check_host(model)
     merging = [ToMe(r=fields.pop("tome_r"))] if "tome_r" in fields else []
@@ -112,6 +112,13 @@ def add_methods(name: str, model: nn.Module, fields: dict) -> None:
     patch(model, [*columns_of(name, model, fields), *merging, *gates])
     if gates:
         randomise_gates(model, mixed=heads == MIXED)
+
+
+def heads_to_set(name: str, heads: str) -> int | tuple[int, ...]:
+    """Raises: ValueError for "mixed", which makes gates up, for a model that has its own."""
+    if heads == MIXED:
+        raise ValueError(f"{name} has gates of its own: leave heads out, and its budgets decide; mixed makes gates up for a plain model of timm")
+    return parse_heads(heads)
 
 
 def columns_of(name: str, model: nn.Module, fields: dict) -> list[MethodConfig]:

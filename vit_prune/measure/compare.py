@@ -16,7 +16,7 @@ from vit_prune.measure.inputs import image_size, unwrap
 from vit_prune.measure.latency import PairedLatency, paired_latency
 from vit_prune.measure.macs import macs
 from vit_prune.measure.memory import Peak
-from vit_prune.measure.observed import kept_columns
+from vit_prune.measure.observed import observed
 from vit_prune.measure.result import ModelMacs
 from vit_prune.measure.setting import Row, Setting
 from vit_prune.methods.budgetformer import budget_decides
@@ -47,11 +47,14 @@ class SideBySide:
         self.costs = {one.label: closed_form(one.model, setting.img_size) for one in candidates}
         self.models = {one.label: self.ready(one, fused=fused and setting.mode == "inference") for one in candidates}
         self.images = {label: self.example(model, images, seed) for label, model in self.models.items()}
-        for one in candidates:
-            if budget_decides(one.model):  # as many heads as on these images
-                heads = kept_columns(self.models[one.label].eval(), self.images[one.label])[1]
-                self.models[one.label].train(setting.mode == "train")
-                self.costs[one.label] = closed_form(one.model, setting.img_size, num_heads=heads)
+        self.costs |= {one.label: self.gated_cost(one) for one in candidates if any(stack.gaters for stack in prune_stacks(one.model))}
+
+    def gated_cost(self, one: Candidate) -> ModelMacs | None:
+        """With as many heads as run on these images; in training all do, and the closed form is of inference."""
+        if self.setting.mode == "train":
+            return None
+        heads = observed(self.models[one.label], self.images[one.label])[1] if budget_decides(one.model) else None
+        return closed_form(one.model, self.setting.img_size, num_heads=heads)
 
     def ready(self, candidate: Candidate, *, fused: bool) -> nn.Module:
         setting = self.setting

@@ -40,12 +40,16 @@ def count_macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, 
     Raises: ValueError for the rules mass and threshold, and for gates whose budget decides: what they compute depends on the values in the image.
     """
     model = unwrap(model)
-    for name, module in model.named_modules():
+    names = {module: name for name, module in model.named_modules()}
+    for module, name in names.items():
         if isinstance(module, ColumnsMethod) and module.config.rule != "topk":
             raise ValueError(f"{name} keeps as many columns as the image asks for, and a count has no image: use macs(model, num_columns=[...])")
-        if isinstance(module, BudgetFormerMethod) and module.num_active is None:
-            raise ValueError(f"{name} runs as many heads as the image asks for, and a count has no image: use macs(model, num_heads=[...]) or vp.set_heads")
+        if isinstance(module, BudgetFormerMethod) and module.num_active_of_all is None:
+            how = "macs(model, num_heads=[...]), or vp.set_heads, --heads in the tools"
+            raise ValueError(f"{name} runs as many heads as the image asks for, and a count has no image: use {how}")
     shadow = copy_with(model, on_meta).eval().requires_grad_(False)  # the counter's module tracker trips over leaves that need gradients
+    for gate in (module for module in model.modules() if isinstance(module, BudgetFormerMethod)):
+        shadow.get_submodule(names[gate]).heads = gate.num_active_of_all  # an untrained one runs all, which it reads off a buffer
     arguments = [example_image(shadow, img_size)] if inputs is None else tree_leaves(inputs)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         shadow(*map(on_meta, arguments))

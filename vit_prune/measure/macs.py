@@ -243,13 +243,14 @@ def _num_heads(name: str, attn: nn.Module, stack: Prune | None, given: float | N
     """k of a block. Raises: ValueError where it depends on the image and is not told, is out of range, or is told and does not depend on it."""
     gates = [method for method in stack.children() if isinstance(method, BudgetFormerMethod)] if stack is not None else []
     heads = gates[0].num_active_of_all if gates else attn.num_heads
-    if heads is None and given is None:
-        raise ValueError(f"{name}: how many heads run depends on the image: give num_heads, one k per block, or vp.set_heads(model, k)")
-    if heads is not None and given not in (None, heads):
-        raise ValueError(f"{name}: num_heads is for gates whose budget decides; here {heads} of {attn.num_heads} heads run")
-    if not 1 <= (given or heads) <= attn.num_heads:
+    if given is None and heads is None:
+        how = "num_heads, one k per block, or fix it by vp.set_heads(model, k), --heads in the tools"
+        raise ValueError(f"{name}: how many heads run depends on the image: give {how}")
+    if given is not None and not 1 <= given <= attn.num_heads:
         raise ValueError(f"{name}: num_heads must be in 1..{attn.num_heads}, got {given}")
-    return given or heads
+    if given is not None and heads not in (None, given):
+        raise ValueError(f"{name}: num_heads is for gates whose budget decides; here {heads} of {attn.num_heads} heads run")
+    return heads if given is None else given
 
 
 def _given_columns(name: str, method: ColumnsMethod, num_tokens: int, given: int | None) -> int:

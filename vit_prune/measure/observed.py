@@ -8,7 +8,7 @@ from vit_prune.train.statistics import num_columns, num_heads
 
 
 @torch.no_grad()
-def kept_columns(model: nn.Module, images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def observed(model: nn.Module, images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """M of each patched block and the heads that run in each with gates, means over the images, seen by hooks in one forward of a copy."""
     seen = []
     handles = [stack.register_forward_hook(lambda _stack, args, kept: seen.append((kept, len(args[0])))) for stack in prune_stacks(model)]

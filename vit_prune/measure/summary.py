@@ -11,7 +11,7 @@ from vit_prune.measure.compare import SideBySide, closed_form, private_copy
 from vit_prune.measure.engines import DTYPES
 from vit_prune.measure.environment import environment, environment_text
 from vit_prune.measure.inputs import image_size, unwrap
-from vit_prune.measure.observed import kept_columns
+from vit_prune.measure.observed import observed
 from vit_prune.measure.report import block_table
 from vit_prune.measure.result import ModelMacs
 from vit_prune.measure.setting import Row, Setting
@@ -87,10 +87,9 @@ def report(
     setting = Setting(img_size=img_size, batch_size=batch_size if images is None else len(images), dtype=dtype)
     size = img_size if images is None else tuple(images.shape[-2:])
     compared = SideBySide(setting, with_baseline(model, against, size), device, fused=False, images=images)
-    kept, heads = kept_columns(compared.models[THIS], compared.images[THIS])
+    kept, heads = observed(compared.models[THIS], compared.images[THIS])
     columns = [round(count) for count in kept] if depends_on_images(model) else None
-    counts = closed_form(model, size, num_columns=columns, num_heads=heads if budget_decides(model) else None)
-    compared.costs[THIS] = counts
+    counts = compared.costs[THIS] = closed_form(model, size, num_columns=columns, num_heads=heads if budget_decides(model) else None)
     threads = torch.get_num_threads()
     latency = compared.latency(runs=runs, warmup=warmup, threads=threads)
     rows = compared.rows(latency, compared.peaks(threads) if memory else {})

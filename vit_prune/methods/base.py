@@ -5,6 +5,7 @@ B batch, N tokens, M kept columns, H heads, D width.  x [B, N, D] is the normed 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from numbers import Real
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -147,7 +148,9 @@ def check_providers(methods: Iterable[Method]) -> None:
 
 
 def set_progress(model: nn.Module, progress: float) -> None:
-    """Tell every method the share of training that is done, in [0, 1]: before each batch, as tools/train.py does."""
+    """Tell every method the share of training that is done, in [0, 1]: before each batch, as tools/train.py does. Raises: ValueError outside."""
+    if not isinstance(progress, Real) or not 0 <= progress <= 1:
+        raise ValueError(f"progress must be in [0, 1], the share of the training that is done, got {progress!r}")
     for module in model.modules():
         if isinstance(module, Method):
             module.step(progress)

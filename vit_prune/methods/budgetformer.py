@@ -27,7 +27,7 @@ from vit_prune.ops.precision import at_least_float32, full_precision
 ENTROPY, SELECTION = ("explore", "literal"), ("relevance", "random")
 ROUNDING = 1e-9  # of a fixed s H: .29 * 100 is 28.999999999999996
 UNTRAINED, WHOLE = -1, 2**30  # of the buffer `progress`, which counts t/T in units of 1 / WHOLE
-CHANNELS, COARSE = 8, 2**-8  # of what tells an image from others, where heads are drawn
+KEY_CHANNELS, KEY_STEP = 8, 2**-8  # channels of the mean token, and their rounding, that tell an image from others where heads are drawn
 NOT_NEGATIVE = ("alpha_base", "alpha_max", "beta_max", "sigma_max", "gamma")
 POSITIVE = ("tau_min", "tau_max")
 
@@ -69,12 +69,15 @@ class BudgetFormer(MethodConfig):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.heads, Sequence):
-            object.__setattr__(self, "heads", tuple(self.heads))
+        if self.heads is not None:
+            object.__setattr__(self, "heads", parse_heads(self.heads))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed must be a whole number, got {self.seed!r}")
         for name in ("s_min", "s_max", "initial_budget", *NOT_NEGATIVE, *POSITIVE):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number, got {value!r}")
+            object.__setattr__(self, name, float(value))  # JSON knows no numpy
         if not 0 <= self.s_min <= self.s_max <= 1:
             raise ValueError(f"the budget lies in 0 <= s_min <= s_max <= 1, got s_min={self.s_min}, s_max={self.s_max}")
         for names, valid, text in ((NOT_NEGATIVE, lambda value: value >= 0, ">= 0"), (POSITIVE, lambda value: value > 0, "> 0")):
@@ -85,6 +88,8 @@ class BudgetFormer(MethodConfig):
             raise ValueError(f"initial_budget must be in (0, 1), got {self.initial_budget}")
         if self.budget is not None and (isinstance(self.budget, bool) or not isinstance(self.budget, Real) or not 0 < self.budget <= 1):
             raise ValueError(f"budget must be in (0, 1], or None to learn it, got {self.budget!r}")
+        if self.budget is not None:
+            object.__setattr__(self, "budget", float(self.budget))
         for name, choices in (("entropy", ENTROPY), ("selection", SELECTION)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}")
@@ -109,14 +114,14 @@ class BudgetFormer(MethodConfig):
 class BudgetFormerMethod(Method):
     """The gate of one block. `heads` may be set at any time (`vp.set_heads`).
 
-    A gate that no training has been told of (`vp.set_progress`) leaves all heads running in evaluation, with weight 1: floor(s H) is below H
-    for every s < 1. Its buffer `progress` says so; it is in the state dict, whole (an average of weights copies it).
+    A gate that no training has been told of (`vp.set_progress`) leaves all heads running in evaluation, with weight 1, unless `heads` or `budget`
+    says how many run: floor(s H) is below H for every s < 1. Its buffer `progress` says so; it is in the state dict, whole (an average of weights copies it).
     """
 
     def __init__(self, config: BudgetFormer, host: Host) -> None:
         super().__init__()
         self.config, self.num_heads, self.dim = config, host.num_heads, host.dim
-        self.heads = heads_of(config.heads, host.index, host.depth, host.num_heads)
+        self.heads = heads_in(config.heads, host.index, host.depth, host.num_heads)
         self.key = noise.block_key(config.seed, host.index)
         self.register_buffer("progress", torch.tensor(UNTRAINED))
         if config.budget is None:
@@ -160,12 +165,11 @@ class BudgetFormerMethod(Method):
         weight = (budget * self.num_heads)[:, None] * relevance
         if self.training:
             return HeadGate(weight, None, budget, relevance)
-        if self.num_active is not None:
-            return HeadGate(weight, self._fixed_group(relevance, self.num_active), budget, relevance)
-        return self._counted(weight, budget, relevance)
+        return self._counted(weight, budget, relevance) if self.num_active is None else self._fixed(weight, budget, relevance, self.num_active)
 
-    def _fixed_group(self, relevance: Tensor, k: int) -> tuple[HeadGroup, ...] | None:
-        return None if k == self.num_heads else (HeadGroup(None, strongest(relevance, k)),)
+    def _fixed(self, weight: Tensor, budget: Tensor, relevance: Tensor, k: int) -> HeadGate:
+        groups = None if k == self.num_heads else (HeadGroup(None, strongest(relevance, k)),)
+        return HeadGate(weight, groups, budget, relevance)
 
     def _counted(self, weight: Tensor, budget: Tensor, relevance: Tensor) -> HeadGate:
         """Each image's own k, which the host has to know: how much is computed depends on it."""
@@ -193,7 +197,7 @@ class BudgetFormerMethod(Method):
         return (z / self.config.temperature(done)).softmax(-1)
 
     def _drawn(self, budget: Tensor, pooled: Tensor) -> Tensor:
-        """1 / k for k heads drawn at random, 0 for the others, [B, H]. In evaluation an image's draw is always the same, whatever batch it is in."""
+        """1 / k for k heads drawn at random, 0 for the others, [B, H]. In evaluation an image's draw is the same in every batch, in float32."""
         B, H = budget.shape[0], self.num_heads
         order = torch.rand(B, H, device=budget.device) if self.training else noise.uniform(self._keys(pooled), H)
         k = self._count(budget.detach())[:, None] if self.num_active is None else torch.full_like(order[:, :1], self.num_active)
@@ -202,7 +206,7 @@ class BudgetFormerMethod(Method):
     def _keys(self, pooled: Tensor) -> Tensor:
         """[B] int64, of the image's own content, rounded more coarsely than a batch changes it."""
         keys = torch.full(pooled.shape[:1], self.key, device=pooled.device)
-        for channel in (pooled[:, :CHANNELS].nan_to_num() / COARSE).round().long().unbind(1):
+        for channel in (pooled[:, :KEY_CHANNELS].nan_to_num() / KEY_STEP).round().long().unbind(1):
             keys = noise.mix((keys + channel) & noise.LOW_32_BITS)
         return keys
 
@@ -213,7 +217,7 @@ class BudgetFormerMethod(Method):
             v = (config.s_min - gate.budget).clamp(min=0) + (gate.budget - config.s_max).clamp(min=0)
             losses["budget"] = ((config.alpha_base + v).clamp(max=config.alpha_max) * v**2).mean()
         if config.selection == "relevance":
-            entropy = torch.special.entr(gate.relevance).sum(-1).mean()
+            entropy = entropy_of(gate.relevance).mean()
             losses["entropy"] = config.entropy_weight(self.done) * (entropy if config.entropy == "explore" else -entropy)
         return losses
 
@@ -221,6 +225,11 @@ class BudgetFormerMethod(Method):
         """f and g, of one mean token."""
         learnt_budget = self.dim * self.dim + self.dim if self.config.budget is None else 0
         return learnt_budget + (self.dim * self.num_heads if self.config.selection == "relevance" else 0)
+
+
+def entropy_of(relevance: Tensor) -> Tensor:
+    """Of p [B, H] in nats, [B]; where p is 0 its gradient is large, not infinite."""
+    return -(relevance * relevance.clamp(min=torch.finfo(relevance.dtype).tiny).log()).sum(-1)
 
 
 def mean_token(x: Tensor, mask: Tensor | None, sizes: Tensor | None) -> Tensor:
@@ -238,7 +247,7 @@ def wide_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, weight, bias) if weight.dtype == x.dtype else F.linear(x, weight.to(x.dtype), bias.to(x.dtype))
 
 
-def heads_of(heads: int | Sequence[int] | None, block: int, depth: int, num_heads: int) -> int | None:
+def heads_in(heads: int | Sequence[int] | None, block: int, depth: int, num_heads: int) -> int | None:
     """k of one block. Raises: ValueError for a list of another length than the model is deep, and for k outside 1..H."""
     if isinstance(heads, Sequence) and not isinstance(heads, str):
         if len(heads) != depth:
@@ -262,5 +271,5 @@ def parse_heads(value: int | str | Sequence[int]) -> int | tuple[int, ...]:
 
 
 def budget_decides(model: nn.Module) -> bool:
-    """True where as many heads run as each image asks for."""
-    return any(isinstance(module, BudgetFormerMethod) and module.num_active_of_all is None for module in model.modules())
+    """True where as many heads run as each image asks for, or would after a training."""
+    return any(isinstance(module, BudgetFormerMethod) and module.num_active is None for module in model.modules())

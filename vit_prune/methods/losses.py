@@ -9,24 +9,43 @@ from torch import Tensor, nn
 from vit_prune.methods.base import HeadGate, Method
 from vit_prune.methods.stack import prune_stacks
 
-Heard = list[tuple[Method, HeadGate, bool]]
+Heard = list[tuple[Method, HeadGate, bool]]  # who, what, and whether there was a graph
 
 
 class Losses(Mapping[str, Tensor]):
-    """The losses by name, each a scalar with its gradient: the mean over blocks, forwards and batch. Empty where no method has one."""
+    """The losses by name, each a scalar with its gradient: the mean over blocks, forwards and batch. Empty where no method has one.
+
+    They are weighed by the progress of the moment in which the block ends, or before that by the one in which they are read.
+    """
 
     def __init__(self) -> None:
         self.heard: Heard = []
+        self._closed: dict[str, Tensor] | None = None
 
-    def _by_name(self) -> dict[str, list[Tensor]]:
+    def _by_name(self) -> dict[str, Tensor]:
+        if self._closed is not None:
+            return self._closed
         found: dict[str, list[Tensor]] = {}
         for method, gate, _ in self.heard:
             for name, loss in method.losses(gate).items():
                 found.setdefault(name, []).append(loss)
-        return found
+        return {name: torch.stack(losses).mean() for name, losses in found.items()}
+
+    def close(self, *, wants_grad: bool) -> None:
+        """Nothing more is heard. Raises: RuntimeError where a loss would have no gradient."""
+        with_graph = {id(method) for method, _, has_graph in self.heard if has_graph}
+        if wants_grad:
+            lost = [method for method, _, _ in self.heard if method.training and id(method) not in with_graph]
+            self.heard[:] = [entry for entry in self.heard if entry[2] or not entry[0].training]  # a look without a graph beside the training's own
+            if lost:
+                raise RuntimeError(
+                    "the auxiliary losses would have no gradient: the blocks ran without a graph, as under torch.no_grad and reentrant checkpointing; "
+                    "for the latter use timm.layers.set_reentrant_ckpt(False)"
+                )
+        self._closed = self._by_name()
 
     def __getitem__(self, name: str) -> Tensor:
-        return torch.stack(self._by_name()[name]).mean()
+        return self._by_name()[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_name())
@@ -36,8 +55,7 @@ class Losses(Mapping[str, Tensor]):
 
     def total(self) -> Tensor | float:
         """Their sum, to be added to the loss of the task; 0.0 where there is none."""
-        found = self._by_name()
-        return sum((torch.stack(losses).mean() for losses in found.values()), start=0.0)
+        return sum(self._by_name().values(), start=0.0)
 
 
 @contextmanager
@@ -60,8 +78,4 @@ def losses(model: nn.Module) -> Iterator[Losses]:
     finally:
         for stack in stacks:
             stack.listener = None
-    if wants_grad and any(method.training and not had_grad for method, _, had_grad in aux.heard):
-        raise RuntimeError(
-            "the auxiliary losses would have no gradient: the blocks ran without a graph, as reentrant checkpointing runs them; use "
-            "timm.layers.set_reentrant_ckpt(False), or leave vp.losses out of torch.no_grad"
-        )
+    aux.close(wants_grad=wants_grad)

@@ -104,6 +104,10 @@ class Prune(nn.Module):
                 return kept
         return KeptColumns(x, None if bias is None else bias.contiguous(), None)  # over the columns, or the fused kernels crawl
 
+    def __getstate__(self) -> dict:
+        """A copy is nobody's to listen to."""
+        return self.__dict__ | {"listener": None}
+
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args) -> None:
         """Dense weights have no `prune.*` keys at all: what we added then keeps the values that it has."""
         if not any(key.startswith(prefix) for key in state_dict):

@@ -39,7 +39,8 @@ def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, units: Tensor,
     Returns: [B, N, m size], the units in the order given.
     """
     B, m = units.shape
-    rows = weight.view(-1, size * weight.shape[1]).index_select(0, units.flatten()).view(B, m * size, -1)
+    D = weight.shape[1]
+    rows = weight.view(-1, size * D).index_select(0, units.flatten()).view(B, m * size, D)
     if bias is None:
         return x @ rows.mT
     offsets = bias.view(-1, size).index_select(0, units.flatten()).view(B, 1, m * size)
@@ -53,6 +54,7 @@ def merge_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: Tensor, s
     Returns: [B, N, D].
     """
     B, k = heads.shape
-    columns = weight.view(weight.shape[0], -1, size).index_select(1, heads.flatten()).view(-1, B, k * size)
+    D = weight.shape[0]
+    columns = weight.view(D, -1, size).index_select(1, heads.flatten()).view(D, B, k * size)
     rows = columns.permute(1, 2, 0)  # [B, k size, D]
     return x @ rows if bias is None else torch.baddbmm(bias, x, rows)

@@ -10,7 +10,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from vit_prune.methods.base import Host, MethodConfig
-from vit_prune.methods.budgetformer import heads_of
+from vit_prune.methods.budgetformer import heads_in
 from vit_prune.methods.columns import ColumnsMethod
 from vit_prune.methods.schedules import Keep, parse_keep
 from vit_prune.methods.stack import Prune, columns_methods, prune_stacks
@@ -107,7 +107,7 @@ def set_heads(model: nn.Module, heads: int | Sequence[int] | None) -> None:
     gates = [method for stack in prune_stacks(model) for method in stack.gaters]
     if not gates:
         raise ValueError("no gates in this model: patch it with BudgetFormer()")
-    for method, k in [(method, heads_of(heads, index, len(gates), method.num_heads)) for index, method in enumerate(gates)]:
+    for method, k in [(method, heads_in(heads, index, len(gates), method.num_heads)) for index, method in enumerate(gates)]:
         method.heads = k
 
 

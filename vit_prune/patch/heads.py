@@ -41,10 +41,9 @@ def of_images(
     def cut(value: Tensor | None) -> Tensor | None:
         return value if value is None or value.shape[0] == 1 else value[images]
 
-    chosen, gate = cut(x), kept.gate
+    chosen, gate = x[images], kept.gate
     columns = chosen if kept.x is x else cut(kept.x)
-    gate = HeadGate(cut(gate.weight), gate.groups, cut(gate.budget), cut(gate.relevance))
-    return chosen, KeptColumns(columns, cut(kept.bias), cut(kept.index), gate), cut(mask), cut(output_gate)
+    return chosen, KeptColumns(columns, cut(kept.bias), cut(kept.index), gate._replace(weight=cut(gate.weight))), cut(mask), cut(output_gate)
 
 
 def run_group(attn: "PrunedAttention", x: Tensor, kept: KeptColumns, mask: Tensor | None, output_gate: Tensor | None, group: HeadGroup) -> Tensor:

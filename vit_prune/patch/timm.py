@@ -55,8 +55,9 @@ class PrunedAttention(Attention):
         """
         N = x.shape[1]  # prune
         gate = self.gate(x).sigmoid() if self.gate is not None else None
-        mask = host_mask(attn_mask, is_causal, x)  # prune
-        has_gates = bool(self.prune.gaters)  # prune
+        mask, has_gates = host_mask(attn_mask, is_causal, x), bool(self.prune.gaters)  # prune
+        if is_causal and has_gates:
+            raise ValueError("a gate reads the mean of all tokens, the later ones too: BudgetFormer is not for causal attention")
         x = self.gated(x, mask, size_bias, keys, sizes, gate) if has_gates else self.output(self.attend(x, mask, size_bias, keys), gate)  # prune
         return self.proj_drop(x.expand(-1, N, -1))  # prune
 

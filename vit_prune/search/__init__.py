@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vit_prune.calibrate import calibrate
 from vit_prune.measure.macs import macs
 from vit_prune.methods.base import MethodConfig
+from vit_prune.methods.budgetformer import BudgetFormer
 from vit_prune.patch.check import check_host
 from vit_prune.prune import check_blocks
 from vit_prune.search.bench import FIDELITIES, Batch, Bench
@@ -68,6 +69,8 @@ class Search:
         self.fidelity, self.batches = fidelity, batches_of(model, loader, fidelity)
         macs(model, tuple(self.batches[0][0].shape[-2:]))  # which says no to images of another size than the model's
         configs = [method for method in self.methods if isinstance(method, MethodConfig)]
+        if "heads" in self.knobs and any(isinstance(config, BudgetFormer) for config in configs):
+            raise ValueError("L1 and BudgetFormer both decide which heads there are: give L1(heads=0) beside BudgetFormer, or search one of the two")
         if needs_calibration(configs) and not getattr(model, "calibration", None):
             calibrate(model, self.batches)
         self.model, self.orders = model, orders_of(model, self.knobs)

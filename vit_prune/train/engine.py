@@ -117,7 +117,7 @@ def train_step(training: Training, group: tuple[Iterable, int], number: int) -> 
 def share_done(training: Training, updates: float) -> float:
     """Of the whole training, in [0, 1]. The processes follow each other within a batch, so that each draws random columns of its own."""
     place = rank() / (world_size() * training.accumulate)
-    return (updates + place) / (training.epochs * training.updates_per_epoch)
+    return min(1.0, (updates + place) / (training.epochs * training.updates_per_epoch))
 
 
 def forward_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:
