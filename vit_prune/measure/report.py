@@ -44,13 +44,17 @@ def macs_table(results: Mapping[str, ModelMacs]) -> str:
 
 
 def block_table(result: ModelMacs) -> str:
-    """One line per block and per part outside the blocks. `overhead` is bias + selection; saved and ceiling are shares of the dense block."""
-    headers = ("part", "tokens", "columns", "MMACs", "MFLOPs", "share", "overhead MMACs", "saved", "ceiling saved")
+    """One line per block and per part outside the blocks. `overhead` is bias + selection; saved and ceiling are shares of the dense block.
+
+    Where not all heads run, the last line says what the accounting of BudgetFormer's paper would give.
+    """
+    headers = ("part", "tokens", "columns", "heads", "MMACs", "MFLOPs", "share", "overhead MMACs", "saved", "ceiling saved")
     rows = [
         (
             block.name,
             str(block.num_tokens),
             str(block.num_columns),
+            f"{block.num_heads:.4g}",
             *_cost(block.total, result.total),
             f"{block.overhead / MEGA:.1f}",
             f"{block.saved:.1%}",
@@ -59,10 +63,14 @@ def block_table(result: ModelMacs) -> str:
         for block in result.blocks
     ]
     outside = {"patch embedding": result.patch_embed, "attention pooling": result.pool, "head": result.head}
-    rows += [(name, "", "", *_cost(macs, result.total), "", "", "") for name, macs in outside.items() if macs]
+    rows += [(name, "", "", "", *_cost(macs, result.total), "", "", "") for name, macs in outside.items() if macs]
     overhead = sum(block.overhead for block in result.blocks)
-    total = ("total", "", "", *_cost(result.total, result.total), f"{overhead / MEGA:.1f}", f"{result.saved:.1%}", f"{result.ceiling_saved:.1%}")
-    return text_table(headers, [*rows, total])
+    total = ("total", "", "", "", *_cost(result.total, result.total), f"{overhead / MEGA:.1f}", f"{result.saved:.1%}", f"{result.ceiling_saved:.1%}")
+    table = text_table(headers, [*rows, total])
+    whole = result.total_all_projected
+    if whole == result.total:
+        return table
+    return f"{table}\nif the heads that do not run were projected all the same, as BudgetFormer's paper counts: {whole / MEGA:.1f} MMACs"
 
 
 def _cost(macs: int, of: int) -> tuple[str, str, str]:

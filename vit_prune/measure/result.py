@@ -100,6 +100,7 @@ class BlockMacs(Comparison):
             "num_merged": self.num_merged,
             "num_heads": self.num_heads,
             **self.figures(),
+            "macs_all_projected": self.total_all_projected,
             "parts": dict(self.parts),
         }
 
@@ -146,4 +147,5 @@ class ModelMacs(Comparison):
     def to_dict(self) -> dict:
         """JSON-able."""
         blocks = [block.to_dict() for block in self.blocks]
-        return {"img_size": list(self.img_size), "num_tokens": self.num_tokens, **self.figures(), "parts": self.parts, "blocks": blocks}
+        figures = self.figures() | {"macs_all_projected": self.total_all_projected}
+        return {"img_size": list(self.img_size), "num_tokens": self.num_tokens, **figures, "parts": self.parts, "blocks": blocks}

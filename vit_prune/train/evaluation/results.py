@@ -31,7 +31,7 @@ UNITS = {
     "macs": "multiply-accumulates per image",
     "dense_macs": "multiply-accumulates per image",
     "saved": "percent of dense_macs",
-    "macs_spread": "standard deviation of macs over the images, where heads are gated",
+    "macs_spread": "standard deviation of macs over the images, as far as the heads that run make it, where heads are gated",
     "macs_all_projected": "macs if the heads that do not run were projected all the same, as BudgetFormer's paper counts",
     "heads": "heads that run, mean over blocks and images, where heads are gated",
     "heads_per_block": "heads that run, mean over the images",
