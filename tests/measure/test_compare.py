@@ -6,7 +6,7 @@ import torch
 
 import vit_prune as vp
 from tests.helpers import tiny_named
-from vit_prune.measure.candidates import Candidate
+from vit_prune.measure.candidates import Candidate, build
 from vit_prune.measure.compare import SideBySide
 from vit_prune.measure.latency import PairedLatency
 from vit_prune.measure.macs import macs
@@ -93,3 +93,10 @@ def test_what_cannot_be_fused_says_how_to_go_on(candidates):
     with pytest.raises(ValueError, match=r"pruned cannot be fused \(--no-fuse times it as it is\): blocks.0.attn.qkv"):
         SideBySide(Setting(), candidates, CPU)
     SideBySide(Setting(), candidates, CPU, fused=False)
+
+
+def test_training_with_gates_computes_all_heads_so_that_no_saving_is_predicted():
+    candidates = [Candidate("dense", build("vit_mini28"), None), Candidate("gated", build("vit_mini28", methods={"heads": "1"}), "dense")]
+    for mode, known in (("inference", True), ("train", False)):
+        compared = SideBySide(Setting(batch_size=2, mode=mode), candidates, CPU)
+        assert (compared.costs["gated"] is not None) == known

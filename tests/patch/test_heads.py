@@ -255,3 +255,15 @@ def test_the_registered_models_take_timms_arguments_and_ours(name, tmp_path):
     assert torch.equal(vp.load(tmp_path / "model").eval()(x), model(x))
     features = timm.create_model(name, features_only=True, out_indices=(0, 1), **cut)
     assert [out.shape[1] for out in features(x)] == [48, 48]
+
+
+def test_causal_attention_is_refused_since_a_gate_sees_what_comes_later():
+    with pytest.raises(ValueError, match=r"BudgetFormer is not for causal attention"):
+        gated()(images(), is_causal=True)
+
+
+def test_an_empty_batch_stays_empty():
+    model = gated()
+    for heads in (2, None):
+        vp.set_heads(model, heads)
+        assert model(images()[:0]).shape == (0, 5)

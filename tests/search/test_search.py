@@ -325,3 +325,8 @@ def test_batches_that_do_not_fit_the_model_are_refused(tiny, loader, settings, s
 def test_a_negative_number_of_exchanges_is_refused(tiny, images):
     with pytest.raises(ValueError, match="exchanges must be at least 0, got -1"):
         vp.search(tiny(), images, "macs:0.9", vp.ToMe(), exchanges=-1)
+
+
+def test_heads_that_are_cut_and_heads_that_are_gated_are_not_searched_together():
+    with pytest.raises(ValueError, match=r"L1 and BudgetFormer both decide which heads there are"):
+        vp.search(tiny_named(), [torch.randn(2, 3, 32, 32)], "macs:0.8", [vp.L1(heads=0.5, mlp=0), vp.BudgetFormer(heads=2)])
