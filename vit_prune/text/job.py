@@ -68,7 +68,7 @@ def read_split(config: TextConfig, split: str) -> Rows:
 def read_rows(config: TextConfig, file: str | None, split: str | None) -> Rows:
     """The rows of one file, or of one split of config.dataset_dir where that is given.
 
-    Args: config: or an EvaluateTextConfig, whose columns mean the same.
+    Args: config: or another with its columns, an EvaluateTextConfig say.
     Raises: ValueError, OSError.
     """
     columns = {"text_columns": config.text_columns, "label_column": config.label_column, "skip_label": config.skip_label}

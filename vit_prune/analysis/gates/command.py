@@ -15,6 +15,7 @@ from vit_prune.analysis.gates.heads import chosen_stack
 from vit_prune.analysis.gates.part import spread
 from vit_prune.analysis.gates.pictures import draw_head_maps
 from vit_prune.analysis.gates.report import analyse
+from vit_prune.text.encoder import TextTransformer
 from vit_prune.train.data import broken_count, create_dataset, read_image
 from vit_prune.train.evaluation.tables import images
 from vit_prune.train.labels import check_classes, label_names
@@ -40,6 +41,13 @@ class Gates(GatesCommand):
     workers: int = 4  # processes that load images
     device: str | None = None  # e.g. cpu, cuda, cuda:1 (None: cuda where there is one)
     output: Path = Path("gates")  # a folder, for gates.json and the pictures
+
+    def load(self) -> nn.Module:
+        """Raises: ValueError for a text encoder."""
+        model = super().load()
+        if isinstance(model, TextTransformer):
+            raise ValueError(f"{self.source} is a {type(model).__name__}, which takes no images: tools/analyze.py gates-text analyses text encoders")
+        return model
 
     def sample(self, model: nn.Module) -> Tensor:
         """[1, 3, H, W], as the model takes it. Raises: as `head_maps`, and UnreadableImage."""

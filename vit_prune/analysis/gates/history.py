@@ -40,7 +40,7 @@ def over_epochs(run: Path) -> list[dict]:
 def read(path: Path) -> list[dict]:
     """The rows of a CSV, as text, one or more. Raises: FileNotFoundError; ValueError where it is another table."""
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path}: a folder that tools/train.py has written holds it")
+        raise FileNotFoundError(f"no file {path}: a folder that tools/train.py or tools/train_text.py has written holds it")
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     if not rows or "epoch" not in rows[0]:

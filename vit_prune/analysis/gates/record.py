@@ -16,7 +16,7 @@ from vit_prune.train.evaluation.kept import KeptCounter
 from vit_prune.train.progress import progress_bar
 from vit_prune.train.statistics import num_heads
 
-NO_GATES = "the model has no gates: there is nothing to analyse; models with BudgetFormer have them (vit_mini28_budget, deit_s_budget, ...)"
+NO_GATES = "the model has no gates: there is nothing to analyse; models with BudgetFormer have them (vit_mini28_budget, deit_s_budget, text_4l8h_budget, ...)"
 
 
 @dataclass(frozen=True)

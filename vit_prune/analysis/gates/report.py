@@ -1,6 +1,6 @@
 """Everything that a data set says about the gates of a model: rows, tables and pictures, whatever its inputs are."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -8,15 +8,22 @@ from torch import Tensor, nn
 
 from vit_prune.analysis.gates import pictures, summaries, tables
 from vit_prune.analysis.gates.history import EPOCH_UNITS
-from vit_prune.analysis.gates.record import collect
+from vit_prune.analysis.gates.record import GateRecord, collect
 
 
-def analyse(model: nn.Module, loader: Iterable[tuple[Tensor, Tensor]], classes: Sequence[str], device: torch.device) -> dict:
-    """{"units", "overall", "by_block", "by_class", "by_difficulty"}; JSON-able. The model ends on the CPU. Raises: as `collect`."""
+def analyse(
+    model: nn.Module,
+    loader: Iterable[tuple[Tensor, Tensor]],
+    classes: Sequence[str],
+    device: torch.device,
+    *,
+    macs: Callable[[GateRecord, nn.Module], dict] | None = None,
+) -> dict:
+    """{"units", "overall", "by_block", "by_class", "by_difficulty"}; JSON-able. The model ends on the CPU. macs: as `overall`. Raises: as `collect`."""
     record = collect(model.to(device), loader, device)
     return {
         "units": summaries.units(),
-        "overall": summaries.overall(record, model.to("cpu")),
+        "overall": summaries.overall(record, model.to("cpu"), macs),
         "by_block": summaries.by_block(record),
         "by_class": summaries.by_class(record, classes),
         "by_difficulty": summaries.by_difficulty(record),

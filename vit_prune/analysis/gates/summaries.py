@@ -4,7 +4,7 @@ n inputs, L gated blocks, s budget, p relevance of the heads, k heads that run.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -83,11 +83,16 @@ def group_row(record: GateRecord, chosen: Tensor) -> dict:
     }
 
 
-def overall(record: GateRecord, model: nn.Module) -> dict:
-    """Of all inputs; with the MACs of the model, None where there is no closed form, as tools/evaluate.py gives them."""
-    counted = cost(model, record.counted, by_mean=describe(model)["rule"] in RULES_BY_IMAGE)
+def overall(record: GateRecord, model: nn.Module, macs: Callable[[GateRecord, nn.Module], dict] | None = None) -> dict:
+    """Of all inputs; with the MACs of the model, None where there is no closed form. Args: macs: gives MACS (None: `macs_of_images`)."""
+    counted = (macs or macs_of_images)(record, model)
     everything = torch.ones(len(record), dtype=torch.bool)
     return group_row(record, everything) | {"entropy": record.entropy.mean().item()} | {name: counted[name] for name in MACS}
+
+
+def macs_of_images(record: GateRecord, model: nn.Module) -> dict:
+    """As tools/evaluate.py gives them: all inputs have as many tokens."""
+    return cost(model, record.counted, by_mean=describe(model)["rule"] in RULES_BY_IMAGE)
 
 
 def budget_of(s: Tensor) -> dict:

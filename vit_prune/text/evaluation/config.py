@@ -48,23 +48,25 @@ class EvaluateTextConfig:
         conform_fields(self)
         check_ranges(self)
         check_device(self.device)
-        self._check_source()
+        check_source(self.test_file, self.dataset_dir, self.test_split)
         check_columns(self.text_columns, self.label_column)
         for path in (self.json, self.csv):
             check_output(path)
         check_country(self.energy)
         parse_candidates(self.checkpoint)
 
-    def _check_source(self) -> None:
-        if (self.test_file is None) == (self.dataset_dir is None):
-            raise ValueError("give the texts: --test-file, or --dataset-dir" + ("" if self.test_file is None else ", not both"))
-        if self.test_file is None:
-            return
-        kind_of(self.test_file)
-        if self.test_split is not None:
-            raise ValueError(f"test_split goes with --dataset-dir: {self.test_file} has no splits")
-
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """The checkpoints by name."""
         return parse_candidates(self.checkpoint)
+
+
+def check_source(test_file: str | None, dataset_dir: str | None, test_split: str | None) -> None:
+    """Raises: ValueError for no texts or two sources of them, a file of another kind, and a split of a file."""
+    if (test_file is None) == (dataset_dir is None):
+        raise ValueError("give the texts: --test-file, or --dataset-dir" + ("" if test_file is None else ", not both"))
+    if test_file is None:
+        return
+    kind_of(test_file)
+    if test_split is not None:
+        raise ValueError(f"test_split goes with --dataset-dir: {test_file} has no splits")

@@ -1,6 +1,7 @@
 """The encoders that an evaluation compares, and the texts as each of them reads them: with its own tokenizer and numbers of the classes."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -12,12 +13,15 @@ from vit_prune.text.data.tokenizer import FILE, encode, load_tokenizer
 from vit_prune.text.encoder import TextTransformer
 from vit_prune.train.labels import check_classes, label_names
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-def load_encoder(path: str) -> nn.Module:
-    """What vp.save wrote. Raises: OSError; ValueError for a checkpoint that is broken, or no text encoder."""
+
+def load_encoder(path: str, *, of_images: str = "tools/evaluate.py evaluates models of images") -> nn.Module:
+    """What vp.save wrote. Raises: OSError; ValueError for a checkpoint that is broken, or no text encoder. Args: of_images: what the message says of them."""
     model = checkpoint.load(path)
     if not isinstance(model, TextTransformer):
-        raise ValueError(f"{path} is a {type(model).__name__}, which takes no texts: tools/evaluate.py evaluates models of images")
+        raise ValueError(f"{path} is a {type(model).__name__}, which takes no texts: {of_images}")
     return model
 
 
@@ -29,15 +33,19 @@ class TextsOf:
 
     def __call__(self, path: str, model: TextTransformer) -> Texts:
         """Raises: FileNotFoundError where the checkpoint has no tokenizer; ValueError for one of another model, and for classes that the model has not."""
-        place = tokenizer_of(path)
-        tokenizer = load_tokenizer(place)
-        if tokenizer.get_vocab_size() != model.vocab_size:
-            raise ValueError(f"{path} knows {model.vocab_size} tokens, its {FILE} {tokenizer.get_vocab_size()}: give the one that it was trained with")
-        classes = classes_for(path, model, self.rows)
-        key = (place.read_bytes(), model.max_length, tuple(classes))
+        tokenizer, classes = tokenizer_for(path, model), classes_for(path, model, self.rows)
+        key = (tokenizer_of(path).read_bytes(), model.max_length, tuple(classes))
         if key not in self.made:
             self.made[key] = Texts(encode(tokenizer, self.rows.parts, model.max_length), numbered(self.rows, classes), classes)
         return self.made[key]
+
+
+def tokenizer_for(path: str, model: TextTransformer) -> "Tokenizer":
+    """The one beside a checkpoint. Raises: FileNotFoundError where there is none; ValueError for one of another model."""
+    tokenizer = load_tokenizer(tokenizer_of(path))
+    if tokenizer.get_vocab_size() != model.vocab_size:
+        raise ValueError(f"{path} knows {model.vocab_size} tokens, its {FILE} {tokenizer.get_vocab_size()}: give the one that it was trained with")
+    return tokenizer
 
 
 def tokenizer_of(path: str) -> Path:

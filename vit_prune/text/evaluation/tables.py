@@ -9,6 +9,7 @@ from vit_prune.train.evaluation.tables import csv_text as csv_of
 HEADERS = ("checkpoint", "keep", "top-1 %", "top-5 %", "loss", "MMACs per text", "spread", "saved %")
 GATED = ("s", "heads", "spread of heads", "MMACs, all projected")
 SEEDS = "top-1 % of each seed"
+OF_LENGTHS = "MACs of each text at its own length and with its own heads, padding not counted: mean, and spread over the texts"
 
 
 def as_text(report: dict) -> str:
@@ -44,11 +45,14 @@ def seeds(row: dict) -> str:
 def notes(report: dict) -> list[str]:
     """What the numbers depend on, what is left out, and what a spread is."""
     ran_on = report["environment"]
-    skipped = f", {report['skipped']:,} with the label {report['skip_label']} left out" if report["skipped"] else ""
     how = f"{report['device']}, {', '.join(ran_on['dtypes'])}, threads {ran_on['threads']}, batch size {report['batch_size']}"
-    lines = [f"{report['texts']:,} text{'' if report['texts'] == 1 else 's'} of {report['source']}{skipped}; {how}"]
-    lines.append("MACs of each text at its own length and with its own heads, padding not counted: mean, and spread over the texts")
+    lines = [f"{texts(report['texts'], report['source'], report['skipped'], report['skip_label'])}; {how}", OF_LENGTHS]
     return lines + energy_notes(report) + seed_notes(report["results"])
+
+
+def texts(count: int, source: str, skipped: int, skip_label: str | None) -> str:
+    """Which they are."""
+    return f"{count:,} text{'' if count == 1 else 's'} of {source}" + (f", {skipped:,} with the label {skip_label} left out" if skipped else "")
 
 
 def csv_text(report: dict) -> str:
