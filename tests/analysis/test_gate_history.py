@@ -85,6 +85,11 @@ def test_a_heat_map_of_many_classes_stays_on_a_page(tmp_path):
     assert Image.open(draw_classes(rows, tmp_path / "classes.png")).height < 2000
 
 
+def test_dollar_signs_in_the_names_of_classes_are_no_formulas(tmp_path):
+    rows = [block_row(0, **{"class": name, "inputs": 1}) for name in ("a$_$b", "$")]
+    assert Image.open(draw_classes(rows, tmp_path / "classes.png")).width > 300
+
+
 def test_a_picture_that_fails_half_way_leaves_the_old_file(tmp_path, monkeypatch):
     path = draw_blocks([block_row(0)], tmp_path / "blocks.png")
     before = path.read_bytes()

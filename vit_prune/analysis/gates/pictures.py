@@ -84,7 +84,7 @@ def draw_classes(rows: Sequence[dict], path: Path) -> Path:
     axes = figure.add_subplot()
     image = axes.imshow(grid, aspect="auto", cmap="viridis")
     axes.set_xticks(range(len(blocks)), [str(block) for block in blocks])
-    axes.set_yticks(range(len(classes)) if named else [], classes if named else [], fontsize=8)
+    axes.set_yticks(range(len(classes)) if named else [], classes if named else [], fontsize=8, parse_math=False)
     axes.set(xlabel="block", ylabel="" if named else f"{len(classes)} classes in the order of their numbers")
     figure.colorbar(image, label=f"{BUDGET}, mean")
     return save(figure, path)
