@@ -14,7 +14,8 @@ from vit_prune.analysis.gates.record import placed
 from vit_prune.analysis.gates.summaries import by_block, by_class, by_difficulty, overall, thirds
 from vit_prune.analysis.gates.tables import MANY_CLASSES, SHOWN, block_table, class_table, difficulty_table, overall_table
 from vit_prune.analysis.noop import perturb
-from vit_prune.methods.base import HeadGate, set_progress
+from vit_prune.methods.base import HeadGate
+from vit_prune.methods.budgetformer import UNTRAINED
 from vit_prune.methods.stack import prune_stacks
 from vit_prune.text.encoder import TextTransformer
 from vit_prune.train.statistics import layer_statistics
@@ -178,7 +179,8 @@ def test_macs_are_those_of_the_heads_that_ran_and_none_where_they_are_not_known(
     row = overall(collect(model, [batch], CPU), model)
     assert 0 < row["macs"] < row["dense_macs"]
     assert row["macs_spread"] > 0
-    set_progress(model, -1 / 2**30)  # as if untrained: all heads run
+    for gate in gates_of(model):
+        gate.progress.fill_(UNTRAINED)  # all heads run
     whole = overall(collect(model, [batch], CPU), model)
     assert whole["heads"] == 4
     assert whole["macs"] > row["macs"]
