@@ -177,7 +177,7 @@ class BudgetFormerMethod(Method):
     def _sparse(self, weight: Tensor, budget: Tensor, relevance: Tensor) -> Tensor:
         """The weights [B, H], from `sparse_from` on 0 where the head would not run."""
         k = self._count(budget.detach())[:, None] if self.num_active is None else self.num_active
-        rank = relevance.detach().argsort(-1, descending=True, stable=True).argsort(-1)
+        rank = relevance.detach().argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
         return weight * ((rank < k) | (self.done < self.config.sparse_from))
 
     def _fixed(self, weight: Tensor, budget: Tensor, relevance: Tensor, k: int) -> HeadGate:
