@@ -262,6 +262,7 @@ def test_heads_that_evaluation_would_not_run_weigh_nothing_from_a_share_of_the_t
     torch.manual_seed(0)
     host, x = replace(HOST, num_heads=4, dim=8), torch.randn(32, 3, 8)
     method = vp.BudgetFormer(sparse_from=0.5, sigma_max=0.0, initial_budget=0.55).build(host)
+    nn.init.normal_(method.f1.weight)
     nn.init.normal_(method.f2.weight)
     method.step(0.49)
     assert (method.gate(x, mask=None, sizes=None).weight > 0).all()
