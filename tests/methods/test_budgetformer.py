@@ -11,7 +11,6 @@ import timm
 import torch
 from timm.utils import ModelEmaV3
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 
 import vit_prune as vp
 from tests.helpers import gates_of, tiny_vit
@@ -256,30 +255,3 @@ def test_inputs_that_are_not_finite_give_outputs_that_are_not_finite_rather_than
     logits = model(images)
     assert logits[0].isfinite().all()
     assert logits[1].isnan().all()
-
-
-def test_heads_that_evaluation_would_not_run_weigh_nothing_from_a_share_of_the_training_on():
-    torch.manual_seed(0)
-    host, x = replace(HOST, num_heads=4, dim=8), torch.randn(32, 3, 8)
-    method = vp.BudgetFormer(sparse_from=0.5, sigma_max=0.0, initial_budget=0.55).build(host)
-    nn.init.normal_(method.f1.weight)
-    nn.init.normal_(method.f2.weight)
-    method.step(0.49)
-    assert (method.gate(x, mask=None, sizes=None).weight > 0).all()
-    method.step(0.5)
-    trained = method.gate(x, mask=None, sizes=None).weight
-    evaluated = method.eval().gate(x, mask=None, sizes=None)
-    runs = torch.zeros(32, 4, dtype=torch.bool)
-    for images, heads in evaluated.groups:
-        runs[(torch.arange(32) if images is None else images)[:, None], heads] = True
-    assert len({heads.shape[1] for _, heads in evaluated.groups}) > 1
-    torch.testing.assert_close(trained, evaluated.weight * runs)
-
-
-def test_training_with_sparse_heads_compiles_to_one_graph():
-    model, counter = gated(sparse_from=0.5).train(), CompileCounter()
-    compiled = torch.compile(model, backend=counter, fullgraph=True)
-    for done in (0.0, 0.4, 0.6):
-        vp.set_progress(model, done)
-        compiled(torch.randn(2, 3, 32, 32)).sum().backward()
-    assert counter.frame_count == 1

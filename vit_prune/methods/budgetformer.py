@@ -46,8 +46,6 @@ class BudgetFormer(MethodConfig):
         tau_min, tau_max, gamma: the temperature tau_min + (tau_max - tau_min) exp(-gamma t/T).
         initial_budget: s of a fresh gate. Near 1, and p nearly uniform: w is near 1, the model nearly the function that it was.
         budget: a fixed s instead of a learnt one; f does not exist then.
-        sparse_from: share of the training from which on the heads that evaluation would not run weigh nothing in training either (ours, not the
-            paper's: None trains all heads to the end).
         selection: "random" replaces p by a draw of the k heads, in training too, w = s H / k: the ablation.
         heads: k heads run in every image, whatever s says: static shapes, for torch.compile and ONNX; one number, or one per block. None: s decides.
         seed: of the heads that selection="random" draws in evaluation.
@@ -66,7 +64,6 @@ class BudgetFormer(MethodConfig):
     gamma: float = 5.0
     initial_budget: float = 0.95
     budget: float | None = None
-    sparse_from: float | None = None
     selection: str = "relevance"
     heads: int | tuple[int, ...] | None = None
     seed: int = 0
@@ -93,10 +90,6 @@ class BudgetFormer(MethodConfig):
             raise ValueError(f"budget must be in (0, 1], or None to learn it, got {self.budget!r}")
         if self.budget is not None:
             object.__setattr__(self, "budget", float(self.budget))
-        if self.sparse_from is not None:
-            if isinstance(self.sparse_from, bool) or not isinstance(self.sparse_from, Real) or not 0 <= self.sparse_from <= 1:
-                raise ValueError(f"sparse_from must be in [0, 1], or None to train all heads, got {self.sparse_from!r}")
-            object.__setattr__(self, "sparse_from", float(self.sparse_from))
         for name, choices in (("entropy", ENTROPY), ("selection", SELECTION)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}")
@@ -171,14 +164,8 @@ class BudgetFormerMethod(Method):
             relevance = self._relevance(pooled) if self.config.selection == "relevance" else self._drawn(budget, pooled)
         weight = (budget * self.num_heads)[:, None] * relevance
         if self.training:
-            return HeadGate(weight if self.config.sparse_from is None else self._sparse(weight, budget, relevance), None, budget, relevance)
+            return HeadGate(weight, None, budget, relevance)
         return self._counted(weight, budget, relevance) if self.num_active is None else self._fixed(weight, budget, relevance, self.num_active)
-
-    def _sparse(self, weight: Tensor, budget: Tensor, relevance: Tensor) -> Tensor:
-        """The weights [B, H], from `sparse_from` on 0 where the head would not run."""
-        k = self._count(budget.detach())[:, None] if self.num_active is None else self.num_active
-        rank = relevance.detach().argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-        return weight * ((rank < k) | (self.done < self.config.sparse_from))
 
     def _fixed(self, weight: Tensor, budget: Tensor, relevance: Tensor, k: int) -> HeadGate:
         groups = None if k == self.num_heads else (HeadGroup(None, strongest(relevance, k)),)
