@@ -56,7 +56,7 @@ def summarise(results: dict[int, dict]) -> dict:
         "top5": {seed: result["last"]["eval_top5"] for seed, result in results.items()},
         "columns_per_block": kept["columns_per_block"],
         "heads_per_block": kept["heads_per_block"],
-        "macs": cost(model, kept, by_mean=by_mean(model))["macs"],
+        "macs": None if by_mean(model) and hasattr(model, "vocab_size") else cost(model, kept, by_mean=by_mean(model))["macs"],  # M of which length?
         "seconds": {seed: result["seconds"] for seed, result in results.items()},
         "folders": {seed: result["folder"] for seed, result in results.items()},
     }

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file
 
 import vit_prune as vp
+from tests.helpers import randomise_bias
 from tests.text.helpers import rows, write_jsonl
 from tests.train.test_resume import differences
 from vit_prune.methods.stack import columns_methods
@@ -21,6 +23,7 @@ from vit_prune.train.evaluation.accuracy import evaluate
 from vit_prune.train.recipe import load_recipe, save_recipe
 from vit_prune.train.run import run
 from vit_prune.train.state import RunFolder
+from vit_prune.train.statistics import layer_statistics
 from vit_prune.train.study import load_study, load_variant, train_one, with_run_folder
 
 pytest.importorskip("tokenizers")
@@ -102,10 +105,12 @@ def test_a_resumed_run_keeps_its_own_tokenizer_and_refuses_another(tiny_text, tm
 
 def test_training_goes_on_from_a_saved_model_with_its_tokenizer(tiny_text):
     folder = Path(train(tiny_text())["folder"])
-    config = TextConfig(**{**vars(tiny_text()), "model": str(folder / "last"), "model_kwargs": {}, "experiment": "on", "vocab_size": 99})
+    config = TextConfig(**{**vars(tiny_text()), "model": str(folder / "last"), "model_kwargs": {}, "experiment": "on", "vocab_size": TextConfig.vocab_size})
     job = prepare_text(config, CPU)
     assert job.files["tokenizer.json"] == (folder / "last" / "tokenizer.json").read_text()
     assert torch.equal(job.training.model.pos_embed, vp.load(folder / "last").pos_embed)
+    with pytest.raises(ValueError, match="has a tokenizer of its own: leave out vocab_size"):
+        prepare_text(replace(config, vocab_size=99), CPU)
     with pytest.raises(ValueError, match="last takes 16 tokens at most, max_length is 32"):
         prepare_text(replace(config, max_length=32), CPU)
     with pytest.raises(ValueError, match=r"is a saved model, which is built as it was saved: leave out proj_drop, or name a model of timm"):
@@ -116,6 +121,27 @@ def test_weights_of_an_earlier_run_may_be_the_start(tiny_text):
     folder = Path(train(tiny_text())["folder"])
     job = prepare_text(tiny_text(experiment="on", initial_checkpoint=str(folder / "last")), CPU)
     assert torch.equal(job.training.model.patch_embed.weight, vp.load(folder / "last").patch_embed.weight)
+    assert job.files["tokenizer.json"] == (folder / "last" / "tokenizer.json").read_text()
+
+
+def test_other_texts_of_the_same_number_are_told_when_a_run_goes_on(tiny_text, tmp_path, caplog):
+    train(tiny_text())
+    other = tmp_path / "other.jsonl"
+    other.write_text(Path(tiny_text().test_file).read_text().replace("mouse", "horse"))
+    with caplog.at_level("WARNING"):
+        train(tiny_text(epochs=2, resume="auto", test_file=str(other)))
+    assert "the texts are others" in caplog.text
+
+
+def test_padding_is_in_no_statistic_of_a_block():
+    torch.manual_seed(0)
+    model = randomise_bias(timm.create_model("text_mini_bias", vocab_size=50, max_length=32, embed_dim=32, depth=2, num_heads=4, rule="mass", tau=0.6))
+    ids = torch.randint(1, 50, (1, 8))
+    alone, padded = (layer_statistics(model, torch.cat([ids, torch.zeros(1, pad, dtype=torch.long)], 1)) for pad in (0, 24))
+    assert alone[0]["tokens"] == 8
+    assert alone[0]["kept_mass"] >= 0.6
+    for one, other in zip(alone, padded, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
 
 
 def test_a_share_of_the_training_texts_is_told_by_the_number_of_updates(tiny_text):

@@ -10,7 +10,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def image_size(model: nn.Module, img_size: int | tuple[int, int] | None = None) -> tuple[int, int]:
-    """(height, width) in pixels. Raises: ValueError for what is no size, and for None where the model has no size of its own."""
+    """(height, width) in pixels. Raises: ValueError for what is no size, for None where the model has no size of its own, and for a model of texts."""
+    if hasattr(model, "vocab_size"):
+        raise ValueError(f"a {type(model).__name__} takes texts, not images: tools/evaluate_text.py and macs(model, num_tokens=...) count it")
     if img_size is None:
         return own_image_size(model)
     size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)

@@ -173,8 +173,14 @@ class TextConfig:
             check_name(name, getattr(self, name), CHOICES[name])
         check_device(self.device)
         self._check_source()
+        self._check_length()
         self._check_pruning()
         self._check_together()
+
+    def _check_length(self) -> None:
+        least = 1 if len(self.text_columns) == 1 else 3
+        if self.max_length < least:
+            raise ValueError(f"max_length must be at least {least}: a token of each text{' and [SEP]' if least > 1 else ''}, got {self.max_length}")
 
     def _check_source(self) -> None:
         files = [path for path in (self.train_file, self.test_file) if path is not None]

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from vit_prune.measure.macs import macs
-from vit_prune.methods.stack import prune_stacks
 from vit_prune.train.evaluation.results import head_prices
 
 
@@ -34,7 +33,3 @@ def text_macs(model: nn.Module, lengths: Tensor, heads: Tensor | None) -> dict:
         "saved": 100 * (1 - mean / whole),
         "macs_all_projected": None if heads is None else round(projected.mean().item()),
     }
-
-
-def is_gated(model: nn.Module) -> bool:
-    return any(stack.gaters for stack in prune_stacks(model))

@@ -36,6 +36,7 @@ def prepare_text(config: TextConfig, device: torch.device, *, fresh: bool = True
 
     Args: fresh: with the weights and the tokenizer that the run starts from; a resumed one has its own.
     """
+    check_tokenizer(config)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # said, so that loader processes do not warn: they cut no texts
     if config.tensorboard:
         check_tensorboard()
@@ -78,6 +79,13 @@ def read_rows(config: TextConfig, file: str | None, split: str | None) -> Rows:
     return rows
 
 
+def check_tokenizer(config: TextConfig) -> None:
+    """Raises: ValueError for flags of a tokenizer that is there already."""
+    taken = [name for name in ("tokenizer", "vocab_size") if getattr(config, name) != getattr(TextConfig, name)]
+    if Path(config.model).is_dir() and taken:
+        raise ValueError(f"{config.model} has a tokenizer of its own: leave out {' and '.join(taken)}")
+
+
 def tokenizer_of(config: TextConfig, train: Rows, *, fresh: bool) -> "Tokenizer":
     """The run's own where it is resumed, else a saved model's, the one that is named, or one that is trained on the training texts."""
     if not fresh:
@@ -86,6 +94,13 @@ def tokenizer_of(config: TextConfig, train: Rows, *, fresh: bool) -> "Tokenizer"
         return load_tokenizer(config.tokenizer)
     if Path(config.model).is_dir():
         return load_tokenizer(Path(config.model) / FILE)
+    if config.initial_checkpoint is not None:
+        start = Path(config.initial_checkpoint)
+        beside = (start if start.is_dir() else start.parent) / FILE
+        if beside.is_file():
+            log.info(f"the tokenizer is the weights' own, {beside}")
+            return load_tokenizer(beside)
+        log.warning(f"{start} has no {FILE} beside it: its embeddings meet a tokenizer that is trained anew. --tokenizer names its own")
     return train_tokenizer(config.tokenizer, [text for parts in train.parts for text in parts], config.vocab_size)
 
 

@@ -48,6 +48,7 @@ def capture(job: Job, history: History) -> dict:
         "world_size": world_size(),
         "classes": [str(name) for name in job.train_set.classes],
         "images": len(job.train_set),
+        "digests": digests(job),
         "peak_lr": peak_lr(job.config),
         "rows": history.rows,
         "layers": history.layers,
@@ -100,6 +101,8 @@ def tell(state: dict, job: Job) -> None:
     told = [text for name, text in changes(state, config).items() if name not in free]
     if world_size() != state["world_size"]:
         told.append(f"processes {state['world_size']} -> {world_size()} ({describe_batch(state, config)})")
+    if digests(job) != state.get("digests", digests(job)):
+        told.append("the texts are others")
     for name, before, after in (("images", state["images"], len(job.train_set)), ("peak learning rate", state["peak_lr"], peak_lr(config))):
         if before != after:
             told.append(f"{name} {before:g} -> {after:g}")
@@ -108,6 +111,11 @@ def tell(state: dict, job: Job) -> None:
     log.info(f"resumed after epoch {epoch} of {config.epochs}: weights, optimizer, scaler, average and the rows of the summary are kept")
     if told:
         log.warning(f"changed since the run began: {'; '.join(told)}. What follows is not what the run as it began would have given")
+
+
+def digests(job: Job) -> list[str | None]:
+    """Of what is trained and evaluated on, where the data set knows its own: a file of another name may hold the same, and one of the same name not."""
+    return [getattr(data, "digest", None) for data in (job.train_set, job.eval_set)]
 
 
 def describe_batch(state: dict, config: TrainConfig) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vit_prune.methods.base import HeadGate, KeptColumns
 from vit_prune.methods.stack import Prune, columns_methods, prune_stacks
+from vit_prune.ops.columns import visible_tokens
 
 
 @torch.inference_mode()
@@ -24,10 +25,12 @@ def layer_statistics(model: nn.Module, images: Tensor) -> list[dict]:
         return []
     training = model.training
 
-    def measure(stack: Prune, args: tuple[Tensor], kept: KeptColumns) -> None:
-        rows.append({"block": len(rows)} | columns_row(stack, args[0], kept) | bias_row(stack, args[0], kept) | gate_row(kept.gate))
+    def measure(stack: Prune, args: tuple[Tensor], given: dict, kept: KeptColumns) -> None:
+        x, mask = args[0], given.get("mask")
+        visible = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else visible_tokens(mask).expand(x.shape[0], -1)
+        rows.append({"block": len(rows)} | columns_row(stack, visible, kept) | bias_row(stack, x, visible, kept) | gate_row(kept.gate))
 
-    handles = [stack.register_forward_hook(measure) for stack in stacks]
+    handles = [stack.register_forward_hook(measure, with_kwargs=True) for stack in stacks]
     try:
         model.eval()(images)
     finally:
@@ -37,12 +40,13 @@ def layer_statistics(model: nn.Module, images: Tensor) -> list[dict]:
     return rows
 
 
-def columns_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
-    """x [B, N, D] is the block's normed input: N, the keep ratio, and mean and extremes of M over the batch."""
-    columns = num_columns(kept, x.shape[0])
+def columns_row(stack: Prune, visible: Tensor, kept: KeptColumns) -> dict:
+    """visible [B, N]: tokens that are no padding. Their number, the keep ratio, and mean and extremes of M over the batch."""
+    tokens = visible.sum(-1)
+    columns = tokens if kept.index is None else num_columns(kept, len(visible))
     ratios = [method.keep_ratio for method in columns_methods(stack)]
     return {
-        "tokens": x.shape[1],
+        "tokens": int(tokens[0]) if bool((tokens == tokens[0]).all()) else tokens.float().mean().item(),
         "keep": ratios[0] if ratios else None,
         "columns": columns.float().mean().item(),
         "columns_min": int(columns.min()),
@@ -50,19 +54,24 @@ def columns_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
     }
 
 
-def bias_row(stack: Prune, x: Tensor, kept: KeptColumns) -> dict:
-    """x [B, N, D] is the block's normed input: what its bias of all N tokens is like, before the selection."""
+def bias_row(stack: Prune, x: Tensor, visible: Tensor, kept: KeptColumns) -> dict:
+    """x [B, N, D] is the block's normed input: what its bias of all visible [B, N] tokens is like, before the selection."""
     biases = [bias for method in stack.biases if (bias := method.bias(x)) is not None]
     if not biases:
         return dict.fromkeys(("bias_std", "bias_max", "kept_mass", "weight_norm"))
     bias = sum(biases).float()  # [B, H or 1, N]
     weights = [method.weight for method in stack.biases if hasattr(method, "weight")]
     return {
-        "bias_std": bias.std(-1).mean().item(),
-        "bias_max": bias.abs().max().item(),
-        "kept_mass": kept_mass(bias, kept),
+        "bias_std": torch.stack([spread(one[:, seen]) for one, seen in zip(bias, visible, strict=True)]).mean().item(),
+        "bias_max": (bias.abs() * visible[:, None]).max().item(),
+        "kept_mass": kept_mass(bias.masked_fill(~visible[:, None], -torch.inf), kept),
         "weight_norm": torch.stack([weight.norm() for weight in weights]).norm().item() if weights else None,
     }
+
+
+def spread(bias: Tensor) -> Tensor:
+    """Standard deviation over the tokens, mean over the heads, of one image: [H or 1, n]; 0 of a single token."""
+    return bias.std(-1, correction=min(1, bias.shape[-1] - 1)).mean()
 
 
 def gate_row(gate: HeadGate | None) -> dict:

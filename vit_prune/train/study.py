@@ -156,5 +156,5 @@ def in_a_process(one: StudyRun, threads: int) -> dict:
 def train_one(one: StudyRun, threads: int) -> dict:
     """What `run` returns; its log lines say which run they are of."""
     torch.set_num_threads(threads)
-    logging.basicConfig(level=logging.INFO, format=f"{one.variant:8s} seed {one.seed}: %(message)s", force=True)
+    logging.basicConfig(level=logging.INFO, format=f"{one.variant.replace('%', '%%'):8s} seed {one.seed}: %(message)s", force=True)
     return run(one.config, prepare=task_parts(one.task)[1])

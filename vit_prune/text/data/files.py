@@ -3,6 +3,8 @@
 import csv
 import gzip
 import json
+import logging
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,8 @@ from pathlib import Path
 from typing import TextIO
 
 from vit_prune.text.data.rows import Rows, check_columns
+
+log = logging.getLogger(__name__)
 
 KINDS = (".csv", ".jsonl")
 
@@ -57,6 +61,7 @@ def read_csv(file: TextIO, path: Path, text_columns: tuple[str, ...], label_colu
     wanted, rows, expected = (*text_columns, label_column), Rows(str(path)), None
     reader = csv.reader(file, strict=True)
     by_number = all(name.isdecimal() for name in wanted)
+    csv.field_size_limit(sys.maxsize)  # a long document is cut, not refused
     try:
         for cells in filter(None, reader):
             if expected is None:
@@ -72,6 +77,8 @@ def read_csv(file: TextIO, path: Path, text_columns: tuple[str, ...], label_colu
             rows.add(f"{path} line {reader.line_num}", tuple(parts), label.strip(), skip_label)
     except csv.Error as error:
         raise ValueError(f"{path} line {reader.line_num}: {error}") from None
+    if by_number and len(rows.labels) > 2 and rows.labels[0] not in rows.labels[1:] and not rows.labels[0].removeprefix("-").isdecimal():
+        log.warning(f"{path}: is its first line a header? No other has the label {rows.labels[0]!r}. Name the columns by it then, not by number")
     return rows
 
 

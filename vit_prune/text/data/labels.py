@@ -15,8 +15,8 @@ def classes_of(rows: Rows) -> list[str]:
     names = set(rows.labels)
     if len(names) < 2:
         raise ValueError(f"{rows.source} has one class alone, {few(names)}: which column holds the labels?")
-    numbers = all(name.lstrip("-").isdecimal() for name in names)
-    return sorted(names, key=int) if numbers else sorted(names)
+    numbers = all(name.removeprefix("-").isdecimal() for name in names)
+    return sorted(names, key=lambda name: (int(name), name)) if numbers else sorted(names)
 
 
 def numbered(rows: Rows, classes: list[str]) -> np.ndarray:

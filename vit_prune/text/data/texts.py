@@ -1,5 +1,6 @@
 """A data set of encoded texts, and its batches.  B batch, L the tokens of its longest text, rounded up to a multiple of LENGTHS."""
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,7 @@ class Texts(Dataset):
         self.flat = np.fromiter((number for text in ids for number in text), dtype=np.int32)
         self.ends = np.cumsum([len(text) for text in ids])
         self.targets, self.classes = targets, classes
+        self.digest = hashlib.sha256(self.flat.tobytes() + self.ends.tobytes() + targets.tobytes()).hexdigest()
         self.class_to_idx = {name: number for number, name in enumerate(classes)}
 
     def __len__(self) -> int:

@@ -74,6 +74,8 @@ def load_tokenizer(path: str | Path) -> "Tokenizer":
         raise ValueError(f"{path} is no tokenizer.json: {error}") from None
     if tokenizer.token_to_id("[PAD]") != PAD:
         raise ValueError(f"{path} gives [PAD] the number {tokenizer.token_to_id('[PAD]')}, expected {PAD}")
+    if max(tokenizer.get_vocab().values()) >= tokenizer.get_vocab_size():
+        raise ValueError(f"{path} numbers its {tokenizer.get_vocab_size()} tokens with gaps: they must be 0, 1, 2, ...")
     if missing := [token for token in SPECIAL if tokenizer.token_to_id(token) is None]:
         raise ValueError(f"{path} has no {', '.join(missing)}")
     return tokenizer
