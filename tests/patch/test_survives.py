@@ -191,7 +191,7 @@ def test_models_in_other_dtypes_run_and_agree(dtype, method):
     assert out.dtype == dtype
     assert (out.float() - expected).abs().max() / expected.abs().max() < (0.3 if dtype != torch.float64 else 1e-5)
     fresh = vp.patch(tiny_vit().to(dtype), METHODS[method])
-    assert all(value.dtype == dtype for value in fresh.state_dict().values())
+    assert all(value.dtype == dtype for value in fresh.state_dict().values() if value.is_floating_point())
 
 
 @pytest.mark.parametrize("method", METHODS)

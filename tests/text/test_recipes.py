@@ -1,5 +1,6 @@
 """Every recipe in configs/text builds with its own depth and heads and takes two steps, on made-up texts in narrow models."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from vit_prune.text.config import TextConfig
 from vit_prune.text.job import prepare_text
 from vit_prune.train.recipe import load_recipe
 from vit_prune.train.run import run
+from vit_prune.train.study import load_study
 
 pytest.importorskip("tokenizers")
 ROOT = Path(__file__).parents[2]
@@ -19,9 +21,19 @@ RECIPES = sorted((ROOT / "configs" / "text").glob("*.yaml"))
 PAPER = ("ag_news", "dbpedia", "imdb", "snli", "yelp_full")
 
 
-@pytest.fixture(params=RECIPES, ids=lambda path: path.stem)
+def every_config() -> Iterator[tuple[str, TextConfig]]:
+    """Each recipe, and each variant of each study."""
+    for path in RECIPES:
+        yield path.stem, load_recipe(path, TextConfig)
+    for path in sorted((ROOT / "configs" / "studies").glob("*.yaml")):
+        for one in load_study(path):
+            if one.seed == 0 and one.task == "text":
+                yield f"{path.stem}-{one.variant}", one.config
+
+
+@pytest.fixture(params=[pytest.param(config, id=name) for name, config in every_config()])
 def recipe(request) -> TextConfig:
-    return load_recipe(request.param, TextConfig)
+    return request.param
 
 
 def made_up(path: Path, config: TextConfig, per_class: int) -> str:
@@ -30,7 +42,8 @@ def made_up(path: Path, config: TextConfig, per_class: int) -> str:
 
 
 def test_a_recipe_takes_two_steps(recipe, tmp_path):
-    files = {f"{split}_file": made_up(tmp_path / f"{split}.jsonl", recipe, 4) for split in ("train", "test")}
+    counts = {"train": round(4 / recipe.fraction), "test": 4}
+    files = {f"{split}_file": made_up(tmp_path / f"{split}.jsonl", recipe, count) for split, count in counts.items()}
     with torch.device("meta"):
         whole = timm.create_model(recipe.model, **recipe.model_kwargs)
     heads = whole.blocks[0].attn.num_heads
