@@ -14,7 +14,7 @@ METHODS = {
     "column_mean": vp.Columns(keep=0.5, importance="column_mean", dropped="merge"),
     "systematic": [vp.TokenBias(), vp.Columns(keep=0.5, importance="prob", dropped="merge", sampling="systematic")],
     "tome": vp.ToMe(r=3),
-    "heads": [vp.TokenBias(), vp.Columns(keep=0.5), vp.BudgetFormer(heads=2)],
+    "heads": [vp.TokenBias(), vp.Columns(keep=0.5), vp.BudgetFormer(heads=2, sigma_max=0.0)],
     "tome, merged": [vp.ToMe(r=3), vp.TokenBias(), vp.Columns(keep=0.5, dropped="merge")],
 }
 
