@@ -66,7 +66,7 @@ def test_a_head_runs_for_each_whole_one_that_the_budget_pays_for():
     host = replace(HOST, num_heads=4)
     method = vp.BudgetFormer().build(host).eval()
     assert method._count(torch.tensor([0.01, 0.25, 0.49, 0.5, 0.75, 0.999, 1.0])).tolist() == [1, 1, 1, 2, 3, 3, 4]
-    assert [vp.BudgetFormer(budget=s).build(host).num_active for s in (0.1, 0.25, 0.5, 0.75, 1)] == [1, 1, 2, 3, 4]
+    assert [vp.BudgetFormer(budget=s).build(host).fixed_heads for s in (0.1, 0.25, 0.5, 0.75, 1)] == [1, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def count_macs(model: nn.Module, img_size: int | tuple[int, int] | None = None, 
     for module, name in names.items():
         if isinstance(module, ColumnsMethod) and module.config.rule != "topk":
             raise ValueError(f"{name} keeps as many columns as the image asks for, and a count has no image: use macs(model, num_columns=[...])")
-        if isinstance(module, BudgetFormerMethod) and module.num_active_of_all is None:
+        if isinstance(module, BudgetFormerMethod) and module.known_heads is None:
             how = "macs(model, num_heads=[...]), or vp.set_heads, --heads in the tools"
             raise ValueError(f"{name} runs as many heads as the image asks for, and a count has no image: use {how}")
     shadow = copy_with(model, on_meta).eval().requires_grad_(False)  # the counter's module tracker trips over leaves that need gradients
     for gate in (module for module in model.modules() if isinstance(module, BudgetFormerMethod)):
-        shadow.get_submodule(names[gate]).heads = gate.num_active_of_all  # an untrained one runs all, which it reads off a buffer
+        shadow.get_submodule(names[gate]).heads = gate.known_heads  # an untrained one runs all, which it reads off a buffer
     arguments = [example_image(shadow, img_size)] if inputs is None else tree_leaves(inputs)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         shadow(*map(on_meta, arguments))

@@ -242,7 +242,7 @@ def _num_columns(name: str, stack: Prune | None, num_tokens: int, given: int | N
 def _num_heads(name: str, attn: nn.Module, stack: Prune | None, given: float | None) -> float:
     """k of a block. Raises: ValueError where it depends on the image and is not told, is out of range, or is told and does not depend on it."""
     gates = [method for method in stack.children() if isinstance(method, BudgetFormerMethod)] if stack is not None else []
-    heads = gates[0].num_active_of_all if gates else attn.num_heads
+    heads = gates[0].known_heads if gates else attn.num_heads
     if given is None and heads is None:
         how = "num_heads, one k per block, or fix it by vp.set_heads(model, k), --heads in the tools"
         raise ValueError(f"{name}: how many heads run depends on the image: give {how}")

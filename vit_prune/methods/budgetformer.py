@@ -145,17 +145,17 @@ class BudgetFormerMethod(Method):
         return (self.progress.item() if is_cheap else self.progress) / WHOLE
 
     @property
-    def num_active(self) -> int | None:
+    def fixed_heads(self) -> int | None:
         """k where it is the same for every image, by `heads` or by a fixed budget."""
         if self.heads is not None or self.config.budget is None:
             return self.heads
         return max(1, math.floor(self.config.budget * self.num_heads + ROUNDING))
 
     @property
-    def num_active_of_all(self) -> int | None:
-        """The same, and H where no training has been told of; None where the image decides, and on `meta`, where nothing is known."""
-        untrained = self.num_active is None and not self.progress.is_meta and self.progress < 0
-        return self.num_heads if untrained else self.num_active
+    def known_heads(self) -> int | None:
+        """k where no image has to be seen for it: `fixed_heads`, or H where no training has been told of; None otherwise, and on `meta`."""
+        untrained = self.fixed_heads is None and not self.progress.is_meta and self.progress < 0
+        return self.num_heads if untrained else self.fixed_heads
 
     def gate(self, x: Tensor, *, mask: Tensor | None, sizes: Tensor | None) -> HeadGate:
         with full_precision(x.device.type):
@@ -165,7 +165,7 @@ class BudgetFormerMethod(Method):
         weight = (budget * self.num_heads)[:, None] * relevance
         if self.training:
             return HeadGate(weight, None, budget, relevance)
-        return self._counted(weight, budget, relevance) if self.num_active is None else self._fixed(weight, budget, relevance, self.num_active)
+        return self._counted(weight, budget, relevance) if self.fixed_heads is None else self._fixed(weight, budget, relevance, self.fixed_heads)
 
     def _fixed(self, weight: Tensor, budget: Tensor, relevance: Tensor, k: int) -> HeadGate:
         groups = None if k == self.num_heads else (HeadGroup(None, strongest(relevance, k)),)
@@ -200,7 +200,7 @@ class BudgetFormerMethod(Method):
         """1 / k for k heads drawn at random, 0 for the others, [B, H]. In evaluation an image's draw is the same in every batch, in float32."""
         B, H = budget.shape[0], self.num_heads
         order = torch.rand(B, H, device=budget.device) if self.training else noise.uniform(self._keys(pooled), H)
-        k = self._count(budget.detach())[:, None] if self.num_active is None else torch.full_like(order[:, :1], self.num_active)
+        k = self._count(budget.detach())[:, None] if self.fixed_heads is None else torch.full_like(order[:, :1], self.fixed_heads)
         return (order.argsort(-1).argsort(-1) < k) / k
 
     def _keys(self, pooled: Tensor) -> Tensor:
@@ -272,4 +272,4 @@ def parse_heads(value: int | str | Sequence[int]) -> int | tuple[int, ...]:
 
 def budget_decides(model: nn.Module) -> bool:
     """True where as many heads run as each image asks for, or would after a training."""
-    return any(isinstance(module, BudgetFormerMethod) and module.num_active is None for module in model.modules())
+    return any(isinstance(module, BudgetFormerMethod) and module.fixed_heads is None for module in model.modules())
