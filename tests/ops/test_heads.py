@@ -14,14 +14,15 @@ def tensors(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(True) for shape in shapes]
 
 
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_projecting_some_units_is_the_whole_projection_of_which_they_are_taken(with_bias):
-    x, weight, bias = tensors((B, N, D), (H * SIZE, D), (H * SIZE,))
+def test_projecting_some_heads_is_the_whole_projection_of_which_they_are_taken(parts, with_bias):
+    x, weight, bias = tensors((B, N, D), (parts, H, SIZE, D), (parts, H, SIZE))
     bias = bias if with_bias else None
-    whole = torch.nn.functional.linear(x, weight, bias).unflatten(-1, (H, SIZE))
-    expected = torch.stack([whole[image][:, HEADS[image]] for image in range(B)]).flatten(2)
-    torch.testing.assert_close(project_heads(x, weight, bias, HEADS, SIZE), expected)
-    assert torch.autograd.gradcheck(lambda *values: project_heads(*values, HEADS, SIZE), (x, weight, bias))
+    whole = torch.einsum("bnd,phsd->pbhns", x, weight) + (0 if bias is None else bias[:, None, :, None])
+    expected = torch.stack([whole[:, image, HEADS[image]] for image in range(B)], dim=1)
+    torch.testing.assert_close(torch.stack(project_heads(x, weight, bias, HEADS)), expected)
+    assert torch.autograd.gradcheck(lambda *values: project_heads(*values, HEADS), (x, weight, bias))
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
@@ -36,15 +37,13 @@ def test_merging_some_heads_is_the_whole_projection_with_zeros_for_the_others(wi
 
 
 def test_an_empty_batch_stays_empty():
-    x, weight = torch.zeros(0, N, D), torch.zeros(H * SIZE, D)
     none = torch.zeros(0, 2, dtype=torch.long)
-    assert project_heads(x, weight, None, none, SIZE).shape == (0, N, 2 * SIZE)
-    assert merge_heads(torch.zeros(0, N, 2 * SIZE), weight.mT, None, none, SIZE).shape == (0, N, D)
+    assert [part.shape for part in project_heads(torch.zeros(0, N, D), torch.zeros(2, H, SIZE, D), None, none)] == [(0, 2, N, SIZE)] * 2
+    assert merge_heads(torch.zeros(0, N, 2 * SIZE), torch.zeros(D, H * SIZE), None, none, SIZE).shape == (0, N, D)
 
 
-def test_ties_go_to_the_lower_head():
-    assert strongest(torch.tensor([[0.2, 0.3, 0.3, 0.2]]), 3).tolist() == [[1, 2, 0]]
-    assert strongest(torch.full((1, 4), 0.25), 2).tolist() == [[0, 1]]
+def test_the_strongest_come_first():
+    assert strongest(torch.tensor([[0.2, 0.35, 0.3, 0.15], [0.1, 0.2, 0.3, 0.4]]), 3).tolist() == [[1, 2, 0], [3, 2, 1]]
 
 
 def test_images_with_equally_many_heads_are_one_group():

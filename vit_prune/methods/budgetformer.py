@@ -141,8 +141,8 @@ class BudgetFormerMethod(Method):
     @property
     def done(self) -> float | Tensor:
         """t/T, as good as 0 before any training: a number where reading it costs nothing, and a tensor in graphs and on devices that would have to wait."""
-        is_cheap = self.progress.device.type == "cpu" and not torch.compiler.is_compiling()
-        return (self.progress.item() if is_cheap else self.progress) / WHOLE
+        progress = self.progress
+        return (progress.item() if progress.is_cpu and not torch.compiler.is_compiling() else progress) / WHOLE
 
     @property
     def fixed_heads(self) -> int | None:
@@ -158,18 +158,18 @@ class BudgetFormerMethod(Method):
         return self.num_heads if untrained else self.fixed_heads
 
     def gate(self, x: Tensor, *, mask: Tensor | None, sizes: Tensor | None) -> HeadGate:
-        with full_precision(x.device.type):
+        with full_precision(x):
             pooled = mean_token(x, mask, sizes)
             budget = self._budget(pooled)
-            relevance = self._relevance(pooled) if self.config.selection == "relevance" else self._drawn(budget, pooled)
-        weight = (budget * self.num_heads)[:, None] * relevance
+            relevance = self._relevance(pooled) if self.config.selection == "relevance" else self._drawn(budget.squeeze(1), pooled)
+            weight = relevance * (budget * self.num_heads)
+        budget = budget.squeeze(1)
         if self.training:
             return HeadGate(weight, None, budget, relevance)
-        return self._counted(weight, budget, relevance) if self.fixed_heads is None else self._fixed(weight, budget, relevance, self.fixed_heads)
-
-    def _fixed(self, weight: Tensor, budget: Tensor, relevance: Tensor, k: int) -> HeadGate:
-        groups = None if k == self.num_heads else (HeadGroup(None, strongest(relevance, k)),)
-        return HeadGate(weight, groups, budget, relevance)
+        k = self.fixed_heads
+        if k is None:
+            return self._counted(weight, budget, relevance)
+        return HeadGate(weight, None if k == self.num_heads else (HeadGroup(None, strongest(relevance, k)),), budget, relevance)
 
     def _counted(self, weight: Tensor, budget: Tensor, relevance: Tensor) -> HeadGate:
         """Each image's own k, which the host has to know: how much is computed depends on it."""
@@ -184,10 +184,10 @@ class BudgetFormerMethod(Method):
         return (budget * self.num_heads).floor().long().clamp(1, self.num_heads)  # a budget that is not finite gives some k too
 
     def _budget(self, pooled: Tensor) -> Tensor:
-        """s [B]."""
+        """s [B, 1]."""
         if self.config.budget is not None:
-            return pooled.new_full(pooled.shape[:1], self.config.budget)
-        return wide_linear(self.f2, F.relu(wide_linear(self.f1, pooled))).squeeze(-1).sigmoid()
+            return pooled.new_full((pooled.shape[0], 1), self.config.budget)
+        return wide_linear(self.f2, wide_linear(self.f1, pooled).relu()).sigmoid()
 
     def _relevance(self, pooled: Tensor) -> Tensor:
         """p [B, H]."""

@@ -176,7 +176,7 @@ class ColumnsMethod(Method):
             return None
         q = class_query(x, attn).detach() if self.q_mean is None else self.q_mean
         weight = key_map(q, attn)
-        with full_precision(x.device.type):
+        with full_precision(x):
             return weight @ x.to(weight.dtype).mT
 
     def _features(self, x: Tensor) -> Tensor:

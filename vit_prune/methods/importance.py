@@ -21,7 +21,7 @@ def key_map(q: Tensor, attn: nn.Module) -> Tensor:
     """
     key_weight = attn.key_weight().detach()  # [H, d, D]
     wide = at_least_float32(key_weight)
-    with full_precision(key_weight.device.type):
+    with full_precision(key_weight):
         return torch.einsum("...hd,hdw->...hw", q.to(wide), key_weight.to(wide)) * attn.scale
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vit_prune.methods.base import NOTHING, HeadGate, Host, KeptColumns, Method, MethodConfig, Readouts, check_providers
+from vit_prune.methods.base import NOTHING, PROVIDERS, HeadGate, Host, KeptColumns, Method, MethodConfig, Readouts, check_providers
 
 
 class Prune(nn.Module):
@@ -25,6 +25,7 @@ class Prune(nn.Module):
             if method is not None:
                 self.add_module(config.name, method)
         check_providers(self.children())
+        self.answering = {hook: [name for name, method in self.named_children() if method.answers(hook)] for hook in ("bias", *PROVIDERS)}
         self._check_bias()
         self.query_key_free = any(method.query_key_free for method in self.children())
         self.listener: list | None = None  # while `vp.losses` collects
@@ -39,22 +40,22 @@ class Prune(nn.Module):
     @property
     def biases(self) -> list[Method]:
         """The methods that add to the logits."""
-        return [method for method in self._modules.values() if method.answers("bias")]
+        return [self._modules[name] for name in self.answering["bias"]]
 
     @property
     def choosers(self) -> list[Method]:
         """The method that provides columns: one at most."""
-        return [method for method in self._modules.values() if method.answers("columns")]
+        return [self._modules[name] for name in self.answering["columns"]]
 
     @property
     def mergers(self) -> list[Method]:
         """The method that merges tokens: one at most."""
-        return [method for method in self._modules.values() if method.answers("merge")]
+        return [self._modules[name] for name in self.answering["merge"]]
 
     @property
     def gaters(self) -> list[Method]:
         """The method that gates heads: one at most."""
-        return [method for method in self._modules.values() if method.answers("gate")]
+        return [self._modules[name] for name in self.answering["gate"]]
 
     @property
     def keeps_all(self) -> bool:
@@ -83,7 +84,7 @@ class Prune(nn.Module):
         for method in self.gaters:
             gate = method.gate(x, mask=mask, sizes=sizes)
             self._tell(method, gate)
-            kept = kept._replace(gate=gate)
+            kept = KeptColumns(kept.x, kept.bias, kept.index, gate)
         return kept
 
     def _tell(self, method: Method, gate: HeadGate | None) -> None:

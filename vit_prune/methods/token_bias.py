@@ -71,7 +71,7 @@ class TokenBiasMethod(Method):
         if self.config.name in read:
             return read[self.config.name].mT
         wide = at_least_float32(x)
-        with full_precision(x.device.type):
+        with full_precision(x):
             return self.weight.to(wide) @ x.to(wide).mT
 
     def macs(self, num_tokens: int) -> int:

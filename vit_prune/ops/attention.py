@@ -101,7 +101,7 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: flo
     """An additive term that needs a gradient drops PyTorch's attention to plain matmuls on the CPU, and off flash and cuDNN on CUDA."""
     if bias is None or not (bias.requires_grad and torch.is_grad_enabled()):
         return "sdpa"
-    on_cuda = q.device.type == "cuda"
+    on_cuda = q.is_cuda
     if on_cuda and not (q.requires_grad or k.requires_grad or v.requires_grad):
         return "math"  # pytorch #148476
     if q.dtype == torch.float16 or (dropout_p and not on_cuda):
@@ -140,7 +140,7 @@ def _finite(bias: Tensor, hidden: Tensor, dtype: torch.dtype, unit: float) -> Te
 def _math(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float | None, dropout_p: float) -> Tensor:
     wide = at_least_float32(q)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    with full_precision(q.device.type):
+    with full_precision(q):
         logits = (q.to(wide) * scale) @ k.to(wide).transpose(-2, -1)
         if bias is not None:
             logits = logits + bias[:, :, None, :]
@@ -163,7 +163,7 @@ def _fit(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
     A narrower dtype gets it shifted so that the largest is 0 (softmax does not see it), then clamped; -inf stays.
     """
-    if bias.dtype == dtype or (bias.dtype == torch.float32 and bias.device.type == "cpu" and not torch.is_autocast_enabled("cpu")):
+    if bias.dtype == dtype or (bias.dtype == torch.float32 and bias.is_cpu and not torch.is_autocast_enabled("cpu")):
         return bias
     if torch.finfo(dtype).max >= torch.finfo(bias.dtype).max:
         return bias.to(dtype)

@@ -17,8 +17,8 @@ class HeadGroup(NamedTuple):
 
 
 def strongest(relevance: Tensor, k: int) -> Tensor:
-    """The k heads of largest relevance [B, H], the strongest first, ties to the lower index: [B, k]."""
-    return relevance.argsort(dim=-1, descending=True, stable=True)[:, :k]
+    """The k heads of largest relevance [B, H], the strongest first: [B, k] int64."""
+    return relevance.topk(k, dim=-1)[1]
 
 
 def group_by_count(relevance: Tensor, counts: list[int]) -> tuple[HeadGroup, ...]:
@@ -32,19 +32,18 @@ def group_by_count(relevance: Tensor, counts: list[int]) -> tuple[HeadGroup, ...
     return tuple(groups)
 
 
-def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, units: Tensor, size: int) -> Tensor:
-    """x W^T + b of some units of rows alone, each image's own.
+def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: Tensor) -> tuple[Tensor, ...]:
+    """x W^T + b of some heads alone, each image's own; one GEMM for all parts.
 
-    Args: x [B, N, D]; weight [U size, D], bias [U size]: U units of `size` rows; units [B, m] int64.
-    Returns: [B, N, m size], the units in the order given.
+    Args: x [B, N, D]; weight [parts, H, d, D], bias [parts, H, d]: parts are queries, keys, values, or some of them; heads [B, k] int64.
+    Returns: for each part [B, k, N, d].
     """
-    B, m = units.shape
-    D = weight.shape[1]
-    rows = weight.view(-1, size * D).index_select(0, units.flatten()).view(B, m * size, D)
-    if bias is None:
-        return x @ rows.mT
-    offsets = bias.view(-1, size).index_select(0, units.flatten()).view(B, 1, m * size)
-    return torch.baddbmm(offsets, x, rows.mT)
+    B, N, D = x.shape
+    parts, d, k, chosen = weight.shape[0], weight.shape[2], heads.shape[1], heads.flatten()
+    rows = weight.transpose(0, 1).index_select(0, chosen).view(B, k * parts * d, D).mT
+    offsets = None if bias is None else bias.transpose(0, 1).index_select(0, chosen).view(B, 1, k * parts * d)
+    out = x @ rows if offsets is None else torch.baddbmm(offsets, x, rows)
+    return out.view(B, N, k, parts, d).permute(3, 0, 2, 1, 4).unbind(0)
 
 
 def merge_heads(x: Tensor, weight: Tensor, bias: Tensor | None, heads: Tensor, size: int) -> Tensor:

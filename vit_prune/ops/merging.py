@@ -33,7 +33,7 @@ def match(metric: Tensor, *, num_prefix: int, r: int, visible: Tensor | None = N
     P = num_prefix
     patches = F.normalize(metric[:, P:].to(at_least_float32(metric)), dim=-1)
     target, source = patches[:, 0::2], patches[:, 1::2]  # [B, T, d], [B, S, d]
-    with full_precision(metric.device.type):
+    with full_precision(metric):
         similarity = source @ target.mT
     if visible is not None:
         similarity = similarity.masked_fill(~visible[:, None, P::2], -torch.inf)

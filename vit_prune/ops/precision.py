@@ -5,11 +5,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+AS_IT_IS = nullcontext()
 
-def full_precision(device_type: str) -> AbstractContextManager:
-    """Autocast off, where it is on (`meta` has none); to enter it for nothing would cost as much as a small operation."""
-    is_on = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-    return torch.autocast(device_type, enabled=False) if is_on else nullcontext()
+
+def full_precision(x: Tensor) -> AbstractContextManager:
+    """Autocast off on x's device, where it is on (`meta` has none). Elsewhere the device is not read: its name costs as much as a small operation."""
+    if not torch._C._is_any_autocast_enabled() or x.is_meta:
+        return AS_IT_IS
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def at_least_float32(x: Tensor) -> torch.dtype:

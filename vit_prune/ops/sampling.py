@@ -24,7 +24,7 @@ def novelty(features: Tensor, visible: Tensor | None = None) -> Tensor:
     even, odd = features[:, 0::2], features[:, 1::2]
     if not odd.shape[1]:
         return torch.ones_like(features[..., 0])
-    with full_precision(features.device.type):
+    with full_precision(features):
         similarity = odd @ even.mT
     if visible is not None:
         similarity = similarity.masked_fill(~(visible[:, 1::2, None] & visible[:, None, 0::2]), -1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vit_prune.methods.base import NOTHING, KeptColumns, Readouts
 from vit_prune.ops.attention import sdpa
-from vit_prune.patch.timm import PrunedAttention, hooked, kept_mask
+from vit_prune.patch.timm import PrunedAttention, cut_rows, hooked, kept_mask
 
 ROWS = 16  # a GEMM whose width is a multiple of this many rows stays on its fast path in half precision
 
@@ -39,8 +39,8 @@ class FusedAttention(PrunedAttention):
         """As PrunedAttention.forward. Raises: RuntimeError in training mode."""
         if self.training:
             raise RuntimeError("a fused model is for inference: call model.eval(), or train the model before vp.fuse")
-        if self.direct and not self.has_gates and attn_mask is None and not is_causal:
-            return self.proj(self.attend(x, None, size_bias, keys))
+        if self.direct and attn_mask is None and not is_causal:
+            return self.gated(x, None, size_bias, keys, sizes, None) if self.has_gates else self.proj(self.attend(x, None, size_bias, keys))
         return super().forward(x, attn_mask, is_causal, size_bias, keys, sizes)
 
     def attend(self, x: Tensor, mask: Tensor | None, size_bias: Tensor | None, keys: list[Tensor] | None) -> Tensor:
@@ -111,8 +111,7 @@ class FusedAttention(PrunedAttention):
 
     def rows_of(self, part: int, count: int = 1) -> tuple[Tensor, Tensor | None]:
         """As PrunedAttention.rows_of."""
-        rows = slice(first := self.first_row(part), first + count * self.attn_dim)
-        return self.weight[rows], None if self.bias is None else self.bias[rows]
+        return cut_rows(self.weight, self.bias, self.first_row(part), count * self.attn_dim)
 
     def read(self, parts: list[Tensor]) -> Readouts:
         """The readouts by name; none in float16, where a bias of 1e5 would be infinite: the methods compute their own then."""

@@ -53,7 +53,7 @@ def run_group(attn: "PrunedAttention", x: Tensor, kept: KeptColumns, mask: Tenso
     kept, mask = kept._replace(bias=heads_of(kept.bias, heads)), heads_of(mask, heads)
     out = attn.attend_heads(q, k, v, kept, mask)  # [b, k, N or 1, d]
     weight = kept.gate.weight.gather(1, heads).to(out.dtype)
-    out = (out * weight[:, :, None, None]).transpose(1, 2)
+    out = (out * weight.view(*heads.shape, 1, 1)).transpose(1, 2)
     if attn.can_cut_proj(output_gate):
         return merge_heads(out.flatten(2), attn.proj.weight, attn.proj.bias, heads, attn.head_dim)
     whole = out.new_zeros(*out.shape[:2], attn.num_heads, attn.head_dim)
@@ -73,13 +73,12 @@ def queries_keys_values(attn: "PrunedAttention", x: Tensor, columns: Tensor, hea
 
 def projected(attn: "PrunedAttention", x: Tensor, heads: Tensor, part: int, count: int) -> tuple[Tensor, ...]:
     """The heads' share of `count` of queries (0), keys (1), values (2) from `part` on, each [b, k, M, d]; one GEMM."""
-    H, d, k = attn.num_heads, attn.head_dim, heads.shape[1]
+    H, d = attn.num_heads, attn.head_dim
     if not attn.is_sliceable():
         whole = attn.project(x, part, part + count).unflatten(-1, (count, H, d)).permute(2, 0, 3, 1, 4)
         return tuple(heads_of(one, heads) for one in whole.unbind(0))
     weight, bias = attn.rows_of(part, count)
-    units = heads if count == 1 else torch.cat([heads + index * H for index in range(count)], dim=1)
-    return project_heads(x, weight, bias, units, d).view(*x.shape[:2], count, k, d).permute(2, 0, 3, 1, 4).unbind(0)
+    return project_heads(x, weight.view(count, H, d, -1), None if bias is None else bias.view(count, H, d), heads)
 
 
 def heads_of(value: Tensor | None, heads: Tensor) -> Tensor | None:

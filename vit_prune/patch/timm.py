@@ -59,7 +59,7 @@ class PrunedAttention(Attention):
         if is_causal and has_gates:
             raise ValueError("a gate reads the mean of all tokens, the later ones too: BudgetFormer is not for causal attention")
         x = self.gated(x, mask, size_bias, keys, sizes, gate) if has_gates else self.output(self.attend(x, mask, size_bias, keys), gate)  # prune
-        return self.proj_drop(x.expand(-1, N, -1))  # prune
+        return self.proj_drop(x if x.shape[1] == N else x.expand(-1, N, -1))  # prune
 
     def output(self, x: Tensor, gate: Tensor | None) -> Tensor:
         """The host's own end: x [B, N or 1, A] -> [B, N, D_out]; gate [B, N, A]: the host's output gate."""
@@ -161,8 +161,7 @@ class PrunedAttention(Attention):
 
     def rows_of(self, part: int, count: int = 1) -> tuple[Tensor, Tensor | None]:
         """Weight [count A, D] and bias [count A] of the queries (0), keys (1) or values (2), and of those that follow."""
-        rows = slice(part * self.attn_dim, (part + count) * self.attn_dim)
-        return self.qkv.weight[rows], None if self.qkv.bias is None else self.qkv.bias[rows]
+        return cut_rows(self.qkv.weight, self.qkv.bias, part * self.attn_dim, count * self.attn_dim)
 
     def key_weight(self) -> Tensor:
         """W_k as [H, d, D]. Raises: ValueError where qkv is not a plain nn.Linear."""
@@ -196,6 +195,13 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 def hooked(module: nn.Module) -> bool:
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+
+
+def cut_rows(weight: Tensor, bias: Tensor | None, first: int, count: int) -> tuple[Tensor, Tensor | None]:
+    """`count` rows of a layer from `first` on."""
+    if count == weight.shape[0]:
+        return weight, bias
+    return weight[first : first + count], None if bias is None else bias[first : first + count]
 
 
 def kept_mask(mask: Tensor | None, kept: KeptColumns) -> Tensor | None:

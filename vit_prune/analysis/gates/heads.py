@@ -69,7 +69,7 @@ def attention_weights(attn: PrunedAttention, x: Tensor, kept: KeptColumns, mask:
     B, N, H = *x.shape[:2], attn.num_heads
     q, k, _ = queries_keys_values(attn, x, kept.x, torch.arange(H, device=x.device).expand(B, H))
     wide = at_least_float32(x)
-    with full_precision(x.device.type):
+    with full_precision(x):
         logits = torch.zeros(B, H, N, kept.x.shape[1], dtype=wide, device=x.device) if q is None else (q.to(wide) * attn.scale) @ k.to(wide).mT
     if kept.bias is not None:
         logits = logits + kept.bias[:, :, None, :]
