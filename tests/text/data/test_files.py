@@ -28,6 +28,12 @@ def test_a_csv_with_a_header_is_read_by_its_names_in_any_order(tmp_path):
     assert read.parts == [("NA",), ("null",)]  # words, not missing values
 
 
+def test_space_around_a_label_is_none_of_its_name(tmp_path):
+    csv = read_file(write_csv(tmp_path / "a.csv", [["label", "text"], [" good", "a"], ["good ", "b"]]), ("text",), "label")
+    lines = read_file(write_jsonl(tmp_path / "a.jsonl", [{"label": " good", "text": "a"}, {"label": "good", "text": "b"}]), ("text",), "label")
+    assert csv.labels == lines.labels == ["good", "good"]
+
+
 def test_rows_that_nobody_labelled_are_left_out_and_counted(tmp_path):
     values = [{"premise": "a", "hypothesis": "b", "label": label} for label in (0, -1, 2, -1)]
     read = read_file(write_jsonl(tmp_path / "a.jsonl", values), ("premise", "hypothesis"), "label", skip_label="-1")

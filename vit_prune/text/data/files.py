@@ -74,7 +74,7 @@ def read_csv(file: TextIO, path: Path, text_columns: tuple[str, ...], label_colu
             if len(cells) != expected:
                 raise ValueError(f"{path} line {reader.line_num}: {len(cells)} columns, the first line has {expected}")
             *parts, label = (cells[place] for place in places)
-            rows.add(f"{path} line {reader.line_num}", tuple(parts), label.strip(), skip_label)
+            rows.add(f"{path} line {reader.line_num}", tuple(parts), label, skip_label)
     except csv.Error as error:
         raise ValueError(f"{path} line {reader.line_num}: {error}") from None
     if by_number and len(rows.labels) > 2 and rows.labels[0] not in rows.labels[1:] and not rows.labels[0].removeprefix("-").isdecimal():

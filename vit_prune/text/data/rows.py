@@ -22,6 +22,7 @@ class Rows:
         for number, text in enumerate(parts, 1):
             if not isinstance(text, str):
                 raise ValueError(f"{where}: text {number} is {text!r}, expected text")
+        label = label.strip() if isinstance(label, str) else label
         if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
             raise ValueError(f"{where}: the label is {label!r}, expected a name or a whole number")
         if skip_label is not None and str(label) == skip_label:
