@@ -22,6 +22,7 @@ from vit_prune.train.config import TrainConfig
         ({"proj_drop": 1}, r"proj_drop must be in \[0, 1\), got 1.0"),
         ({"lr": "fast"}, "lr must be a number, got 'fast'"),
         ({"opt": "adamv"}, "unknown opt 'adamv'; did you mean adam"),
+        ({"opt": "adahessian"}, "opt adahessian needs gradients of gradients"),
         ({"sched": "linear"}, "unknown sched 'linear'; there are cosine, constant"),
         ({"amp_dtype": "bfloat16"}, "amp_dtype bfloat16 does nothing without amp"),
         ({"model_kwargs": {"vocab_size": 5}}, "model_kwargs repeats vocab_size, which has a flag of its own"),
@@ -44,5 +45,5 @@ def test_column_numbers_may_be_written_as_numbers():
 
 
 def test_what_only_images_have_is_off_as_it_is_by_default():
-    for name in ("pretrained", "num_classes", "img_size", "train_only", "tome_r", "layer_decay", "momentum", "mixup", "cutmix", "teacher"):
+    for name in ("pretrained", "num_classes", "img_size", "train_only", "tome_r", "layer_decay", "mixup", "cutmix", "teacher"):
         assert getattr(TextConfig(), name) == getattr(TrainConfig(), name), name

@@ -23,6 +23,7 @@ from vit_prune.train.checks import check_name, few
 from vit_prune.train.config import TrainConfig
 from vit_prune.train.distributed import world_size
 from vit_prune.train.keeping import apply_keep
+from vit_prune.train.run_config import RunConfig
 from vit_prune.train.update import Update
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def freeze(model: nn.Module, config: TrainConfig) -> None:
         parameter.requires_grad_(name in learning)
 
 
-def wrap(model: nn.Module, config: TrainConfig, device: torch.device) -> nn.Module:
+def wrap(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
     """The model inside DDP where there are several processes, and inside torch.compile where that is asked for."""
     if world_size() > 1:
         has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
@@ -165,7 +166,7 @@ def peak_lr(config: TrainConfig) -> float:
     return config.lr_base * images / config.lr_base_size if config.lr is None else config.lr
 
 
-def create_update(config: TrainConfig, optimizer: Optimizer, device: torch.device) -> Update:
+def create_update(config: RunConfig, optimizer: Optimizer, device: torch.device) -> Update:
     scaler = torch.amp.GradScaler(device.type, enabled=config.autocast_dtype == "float16")
     return Update(optimizer, clip_grad=config.clip_grad, clip_mode=config.clip_mode, scaler=scaler)
 
@@ -178,7 +179,7 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
         raise ValueError(f"the optimizer does not hold {few(lost)}, which train: build it after vp.patch")
 
 
-def create_scheduler(config: TrainConfig, optimizer: Optimizer, updates_per_epoch: int) -> Scheduler:
+def create_scheduler(config: RunConfig, optimizer: Optimizer, updates_per_epoch: int) -> Scheduler:
     scheduler, _ = create_scheduler_v2(
         optimizer,
         sched=config.sched,

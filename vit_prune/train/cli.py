@@ -9,10 +9,10 @@ from typing import TypeVar
 import tyro
 
 from vit_prune.patch.check import UnsupportedModel
-from vit_prune.train.config import AUTO
 from vit_prune.train.engine import TrainingDiverged
 from vit_prune.train.recipe import load_recipe
 from vit_prune.train.resume import recipe_of
+from vit_prune.train.run_config import AUTO
 from vit_prune.train.study import StudyFailed, load_variant
 
 Config = TypeVar("Config")

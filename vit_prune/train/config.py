@@ -1,64 +1,26 @@
 """What `tools/train.py` takes: one dataclass, its values checked at birth. A field means what timm's flag of the same name means."""
 
-from dataclasses import dataclass, field, fields
-from typing import Annotated
+from dataclasses import dataclass
+from typing import ClassVar
 
-import tyro
-from timm.optim import get_optimizer_info, list_optimizers
-
-from vit_prune.methods.columns import Columns
-from vit_prune.methods.token_bias import TokenBias
-from vit_prune.train.checks import Values, check_augmentation, check_device, check_name, check_ranges, conform_fields, keep_text, merges_text, parse_pairs
+from vit_prune.train.checks import check_augmentation, check_name, merges_text
 from vit_prune.train.data import check_dataset
+from vit_prune.train.run_config import CHOICES, NEEDS, RunConfig
 
-SCHEDULES = ("cosine", "constant")
-CHOICES = {"sched": SCHEDULES, "clip_mode": ("norm", "value", "agc"), "amp_dtype": ("float16", "bfloat16"), "distillation": ("soft", "hard")}
 TRAINABLE = ("bias", "head")
-NEEDS = {
-    "amp_dtype": "amp",
-    "clip_mode": "clip_grad",
-    "model_ema_decay": "model_ema",
-    "model_ema_warmup": "model_ema",
-    **dict.fromkeys(("teacher_checkpoint", "distillation", "distill_loss_weight", "task_loss_weight", "kd_temperature"), "teacher"),
-}  # the first does nothing without the second
-AUTO = "auto"
-COLUMNS_FIELDS = ("keep", "rule", "tau", "importance", "dropped", "sampling")
-BIAS_FIELDS = ("per_head", "query_key_free")
-PAIRS = tyro.constructors.PrimitiveConstructorSpec(  # timm's way to type them
-    nargs="*",
-    metavar="NAME=VALUE ...",
-    instance_from_str=parse_pairs,
-    is_instance=lambda value: isinstance(value, dict),
-    str_from_instance=lambda values: [f"{name}={value}" for name, value in values.items()],
-)
+OF_TEACHER = ("teacher_checkpoint", "distillation", "distill_loss_weight", "task_loss_weight", "kd_temperature")
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(RunConfig):
     """Train a Vision Transformer, with pruning or without.
 
     Args:
         model: any name of timm's registry, ours among them: deit_ti_bias, deit_s_bias, vit_mini28_bias, ...; or a folder of vp.save, to train on
         pretrained: start from timm's weights
-        initial_checkpoint: start from this file: timm, DeiT, MAE, EMA, DDP or our own weights
         num_classes: outputs of the head (None: the classes of the data)
         img_size: pixels per side (None: the model's own)
-        drop: dropout
-        drop_path: stochastic depth
-        model_kwargs: other arguments of the model, e.g. depth=4 embed_dim=64
         train_only: bias, head or both: all other weights stay as they are (none given: all train)
-        grad_checkpointing: recompute each block in the backward pass; less memory, more time
-        torchcompile: backend of torch.compile, e.g. inductor (None: eager)
-        keep: columns kept in training: 0.5, linear:1.0:0.3, cosine:1.0:0.3, step:1.0:0.5:6 or 1,1,.9,.7 (None: all)
-        eval_keep: columns kept in evaluation, in the same grammar (None: as in training)
-        keep_warmup_epochs: epochs in which keep falls from 1 to its ratios, in equal steps
-        rule: how many columns: topk (by keep), mass or threshold (by tau)
-        tau: of the rules mass and threshold
-        importance: which columns: logit, prob or random
-        dropped: what becomes of the others: drop or merge
-        sampling: the most important (topk) or a draw by importance (gumbel)
-        per_head: one bias per head, or one that the heads share
-        query_key_free: the last n blocks attend by the bias alone
         tome_r: tokens merged per block (ToMe), in training and evaluation: 8, decreasing:8 or one number per block: 8,8,4,0
         dataset: folder (DATA_DIR/train/CLASS/IMAGE and DATA_DIR/val/...), fashion-mnist, digits, synthetic/N, hfds/NAME, hfids/NAME, wds/NAME or torch/NAME
         data_dir: where the data lies
@@ -67,33 +29,16 @@ class TrainConfig:
         batch_size: images per step and process
         workers: processes that load images; 0 loads in this one
         epochs: passes over the training images
-        opt: an optimizer of timm
         lr: peak learning rate (None: lr_base x images per update / lr_base_size)
         lr_base: peak learning rate for lr_base_size images per update, over all processes and accumulated steps; linear in them for every optimizer
         lr_base_size: see lr_base
         layer_decay: each block learns at this share of the rate of the block after it (None: all alike)
-        weight_decay: not on vectors (biases, norms) and position embeddings; the token bias, a matrix, decays as the other matrices do
-        momentum: of the optimizers that have one
-        clip_grad: largest norm of the gradient, or what clip_mode says (None: no clipping)
-        clip_mode: norm, value or agc (of all weights, the head's too)
-        grad_accum_steps: batches per update of the weights
-        max_skipped_steps: updates in a row that may be left out because their gradient is no number, before the run stops
-        amp: compute in amp_dtype where that is safe, in float32 elsewhere
-        amp_dtype: float16 (with a scaler of the loss) or bfloat16
-        model_ema: evaluate and save an exponential moving average of the weights
-        model_ema_decay: share that stays at each update
-        model_ema_warmup: begin with a smaller decay
         teacher: distil from this model: a name of timm (its pretrained weights, or teacher_checkpoint) or a folder of vp.save
         teacher_checkpoint: weights of the teacher
         distillation: soft (KL divergence at kd_temperature) or hard (the teacher's first class)
         distill_loss_weight: weight of the teacher's loss
         task_loss_weight: weight of the labels' loss beside it
         kd_temperature: of soft distillation
-        sched: cosine or constant, after the warm-up
-        sched_on_updates: change the learning rate at every step, not at every epoch
-        warmup_epochs: linear warm-up of the learning rate
-        warmup_lr: learning rate at the start of the warm-up
-        min_lr: learning rate at the end
         no_aug: resize and crop the centre, nothing random
         scale: area of the random crop (None: by data set, see docs/data.md)
         ratio: aspect ratio of the random crop (None: by data set)
@@ -104,76 +49,33 @@ class TrainConfig:
         aug_repeats: show each image of an epoch this often, augmented anew, and so fewer images (0: once)
         mixup: alpha of mixup; 0 is off
         cutmix: alpha of CutMix; 0 is off
-        smoothing: label smoothing
         seed: of weights, order and augmentation
-        device: e.g. cpu, cuda, cuda:1 (None: cuda where there is one)
-        output: where run folders go
-        experiment: name of the run folder (None: time, model and size)
-        resume: go on with the run in this folder, or auto: with OUTPUT/EXPERIMENT where there is one
-        checkpoint_interval: keep a checkpoint every so many epochs, besides best and last (None: none)
-        tensorboard: write TensorBoard events into the run folder
-        log_interval: updates between two figures of the progress bar
     """
+
+    choices: ClassVar[dict[str, tuple[str, ...]]] = CHOICES | {"distillation": ("soft", "hard")}
+    needs: ClassVar[dict[str, str]] = NEEDS | dict.fromkeys(OF_TEACHER, "teacher")
 
     model: str = "deit_s_bias"
     pretrained: bool = False
-    initial_checkpoint: str | None = None
     num_classes: int | None = None
     img_size: int | None = None
-    drop: float = 0.0
-    drop_path: float = 0.0
-    model_kwargs: Annotated[Values, PAIRS] = field(default_factory=dict)
     train_only: tuple[str, ...] = ()
-    grad_checkpointing: bool = False
-    torchcompile: str | None = None
-
-    keep: str | None = None
-    eval_keep: str | None = None
-    keep_warmup_epochs: int = 0
-    rule: str | None = None
-    tau: float | None = None
-    importance: str | None = None
-    dropped: str | None = None
-    sampling: str | None = None
-    per_head: bool | None = None
-    query_key_free: int | None = None
     tome_r: str | None = None
 
     dataset: str = "folder"
     data_dir: str | None = None
     class_map: str | None = None
     skip_broken: bool = False
-    batch_size: int = 128
-    workers: int = 4
 
-    epochs: int = 300
-    opt: str = "adamw"
-    lr: float | None = None
     lr_base: float = 1e-3
     lr_base_size: int = 1024
     layer_decay: float | None = None
-    weight_decay: float = 0.05
-    momentum: float = 0.9
-    clip_grad: float | None = None
-    clip_mode: str = "norm"
-    grad_accum_steps: int = 1
-    max_skipped_steps: int = 20
-    amp: bool = False
-    amp_dtype: str = "float16"
-    model_ema: bool = False
-    model_ema_decay: float = 0.9998
-    model_ema_warmup: bool = False
     teacher: str | None = None
     teacher_checkpoint: str | None = None
     distillation: str = "soft"
     distill_loss_weight: float = 0.5
     task_loss_weight: float = 0.5
     kd_temperature: float = 1.0
-    sched: str = "cosine"
-    sched_on_updates: bool = False
-    warmup_epochs: int = 5
-    warmup_lr: float = 1e-5
-    min_lr: float = 0.0
 
     no_aug: bool = False
     scale: tuple[float, float] | None = None
@@ -185,49 +87,14 @@ class TrainConfig:
     aug_repeats: int = 0
     mixup: float = 0.0
     cutmix: float = 0.0
-    smoothing: float = 0.1
-
-    seed: int = 42
-    device: str | None = None
-    output: str = "output/train"
-    experiment: str | None = None
-    resume: str | None = None
-    checkpoint_interval: int | None = None
-    tensorboard: bool = False
-    log_interval: int = 50
 
     def __post_init__(self) -> None:
-        for name in ("keep", "eval_keep"):
-            object.__setattr__(self, name, keep_text(name, getattr(self, name)))
         object.__setattr__(self, "tome_r", merges_text(self.tome_r))
-        conform_fields(self)
-        check_ranges(self)
+        super().__post_init__()
         check_dataset(self.dataset)
-        check_name("opt", self.opt, list_optimizers())
-        if get_optimizer_info(self.opt).second_order:
-            raise ValueError(f"opt {self.opt} needs gradients of gradients, which this trainer does not compute; take adamw, lamb or another")
-        for name, choices in CHOICES.items():
-            check_name(name, getattr(self, name), choices)
         for part in self.train_only:
             check_name("part in train_only", part, TRAINABLE)
-        check_device(self.device)
-        self._check_pruning()
         self._check_data()
-        self._check_together()
-
-    def _check_pruning(self) -> None:
-        """The configs of the methods say what is wrong with their values."""
-        given = self.pruning_kwargs()
-        if self.importance == "column_mean":
-            raise ValueError("importance column_mean needs vp.calibrate on a trained model: train with logit, prob or random")
-        Columns(**{name: given[name] for name in COLUMNS_FIELDS if name in given})
-        TokenBias(**{name: given[name] for name in BIAS_FIELDS if name in given})
-        if self.rule not in (None, "topk") and self.eval_keep is not None:
-            raise ValueError(f"eval_keep belongs to the rule topk; the rule {self.rule} takes tau")
-        if self.keep_warmup_epochs and self.keep is None:
-            raise ValueError("keep_warmup_epochs needs keep, the ratios to come to")
-        if self.keep_warmup_epochs >= self.epochs:
-            raise ValueError(f"keep_warmup_epochs must be less than epochs, got {self.keep_warmup_epochs} of {self.epochs}")
 
     def _check_data(self) -> None:
         if (self.mixup or self.cutmix) and self.batch_size % 2:
@@ -237,30 +104,3 @@ class TrainConfig:
             raise ValueError(f"no_aug leaves nothing random, and {', '.join(random)} is given: leave out one of the two")
         if self.aa is not None:
             check_augmentation(self.aa)
-
-    def _check_together(self) -> None:
-        if self.warmup_epochs >= self.epochs:
-            raise ValueError(f"warmup_epochs must be less than epochs, got {self.warmup_epochs} of {self.epochs}")
-        if self.experiment is not None and (self.experiment in ("", ".", "..") or "/" in self.experiment or "\\" in self.experiment):
-            raise ValueError(f"experiment must be the name of a folder in output, got {self.experiment!r}")
-        if self.resume == AUTO and self.experiment is None:
-            raise ValueError("resume auto looks for OUTPUT/EXPERIMENT: give --experiment")
-        if self.resume not in (None, AUTO) and self.experiment is not None:
-            raise ValueError(f"resume {self.resume} names the run's folder already: leave out --experiment")
-        defaults = {item.name: item.default for item in fields(self)}
-        for name, needed in NEEDS.items():
-            if name in defaults and getattr(self, name) != defaults[name] and not getattr(self, needed):
-                raise ValueError(f"{name} {getattr(self, name)} does nothing without {needed}: give {needed} too, or leave {name} at {defaults[name]}")
-        own = {name for item in fields(self) for name in (item.name, f"{item.name}_rate")}
-        if twice := sorted(own & self.model_kwargs.keys()):
-            raise ValueError(f"model_kwargs repeats {', '.join(twice)}, which has a flag of its own")
-
-    def pruning_kwargs(self) -> dict:
-        """Our arguments of the model, those alone that were given."""
-        values = {name: getattr(self, name) for name in COLUMNS_FIELDS + BIAS_FIELDS}
-        return {name: value for name, value in values.items() if value is not None}
-
-    @property
-    def autocast_dtype(self) -> str | None:
-        """amp_dtype where amp is on."""
-        return self.amp_dtype if self.amp else None

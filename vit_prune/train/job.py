@@ -17,6 +17,7 @@ from vit_prune.train.distributed import from_primary
 from vit_prune.train.engine import Training
 from vit_prune.train.loaders import data_config, eval_loader, train_loader
 from vit_prune.train.losses import create_loss
+from vit_prune.train.run_config import RunConfig
 from vit_prune.train.state import new_name
 
 
@@ -24,7 +25,7 @@ from vit_prune.train.state import new_name
 class Job:
     """A run that is ready for its first batch."""
 
-    config: TrainConfig  # resolved: what was left to the data and the machine is filled in
+    config: RunConfig  # resolved: what was left to the data and the machine is filled in
     training: Training
     train_loader: PrefetchLoader
     eval_loader: PrefetchLoader
@@ -69,7 +70,7 @@ def dataset(config: TrainConfig, split: str) -> Dataset:
     )
 
 
-def create_training(config: TrainConfig, model: nn.Module, device: torch.device, batches: int) -> Training:
+def create_training(config: RunConfig, model: nn.Module, device: torch.device, batches: int) -> Training:
     """What trains the model, which is on the device already. Args: batches: per epoch of this process. Raises: ValueError, OSError."""
     optimizer = build.create_optimizer(config, model)
     updates_per_epoch = math.ceil(batches / config.grad_accum_steps)

@@ -8,7 +8,7 @@ from torch import nn
 from vit_prune.methods.schedules import parse_keep
 from vit_prune.methods.stack import columns_methods
 from vit_prune.patch import set_keep
-from vit_prune.train.config import TrainConfig
+from vit_prune.train.run_config import RunConfig
 
 
 def apply_keep(model: nn.Module, keep: str | Sequence[float]) -> None:
@@ -18,7 +18,7 @@ def apply_keep(model: nn.Module, keep: str | Sequence[float]) -> None:
         set_keep(model, keep)
 
 
-def keep_for_training(model: nn.Module, config: TrainConfig, epoch: int) -> None:
+def keep_for_training(model: nn.Module, config: RunConfig, epoch: int) -> None:
     """Set the ratios of one epoch, counted from 0: during the warm-up in equal steps from 1 to those of `keep`."""
     if not switches(config):
         return
@@ -27,11 +27,11 @@ def keep_for_training(model: nn.Module, config: TrainConfig, epoch: int) -> None
     apply_keep(model, target if share == 1 else [1 - share * (1 - ratio) for ratio in target])
 
 
-def keep_for_evaluation(model: nn.Module, config: TrainConfig) -> None:
+def keep_for_evaluation(model: nn.Module, config: RunConfig) -> None:
     if switches(config):
         apply_keep(model, config.eval_keep or config.keep)
 
 
-def switches(config: TrainConfig) -> bool:
+def switches(config: RunConfig) -> bool:
     """Whether the ratios change at all after the model is built."""
     return config.eval_keep is not None or config.keep_warmup_epochs > 0

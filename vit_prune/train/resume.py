@@ -6,11 +6,11 @@ from pathlib import Path
 from torch.utils.data import IterableDataset
 
 from vit_prune.train.build import peak_lr
-from vit_prune.train.config import AUTO, TrainConfig
 from vit_prune.train.distributed import same_over_ranks, world_size
 from vit_prune.train.job import Job
 from vit_prune.train.labels import check_classes
 from vit_prune.train.recipe import plain
+from vit_prune.train.run_config import AUTO, RunConfig
 from vit_prune.train.state import RECIPE, RESUME, History, RunFolder
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ FREE = (  # change nothing
 )  # fmt: skip
 
 
-def run_path(config: TrainConfig) -> Path:
+def run_path(config: RunConfig) -> Path:
     """The run's folder."""
     return Path(config.output) / config.experiment if config.resume in (None, AUTO) else Path(config.resume)
 
@@ -88,7 +88,7 @@ def check_same(state: dict, job: Job) -> None:
     check_classes("the run", job.training.model, tuple(map(str, job.train_set.classes)), tuple(state["classes"]))
 
 
-def changes(state: dict, config: TrainConfig) -> dict[str, str]:
+def changes(state: dict, config: RunConfig) -> dict[str, str]:
     """{field: what it was and is} of every setting that is another now."""
     now, then = ({**values, "keep": values["keep"] or "1"} for values in (plain(config), state["config"]))
     return {name: f"{name} {then.get(name)!r} -> {value!r}" for name, value in now.items() if then.get(name) != value}
@@ -118,13 +118,13 @@ def digests(job: Job) -> list[str | None]:
     return [getattr(data, "digest", None) for data in (job.train_set, job.eval_set)]
 
 
-def describe_batch(state: dict, config: TrainConfig) -> str:
+def describe_batch(state: dict, config: RunConfig) -> str:
     before = state["config"]["batch_size"] * state["world_size"] * state["config"]["grad_accum_steps"]
     after = config.batch_size * world_size() * config.grad_accum_steps
     return f"{before} images per update, as before" if before == after else f"{before} -> {after} images per update"
 
 
-def find_state(config: TrainConfig) -> dict | None:
+def find_state(config: RunConfig) -> dict | None:
     """What there is to resume from; None where the run starts from the beginning. Raises: FileNotFoundError where `resume` names no run."""
     if config.resume is None:
         return None

@@ -1,4 +1,4 @@
-"""One training run, from a TrainConfig to a folder of results."""
+"""One training run, from its config to a folder of results."""
 
 import logging
 import math
@@ -13,7 +13,6 @@ from timm.utils import random_seed
 from vit_prune.measure.memory import peak_memory_mib
 from vit_prune.train import build
 from vit_prune.train.board import Board
-from vit_prune.train.config import TrainConfig
 from vit_prune.train.data import broken_count, reset_broken
 from vit_prune.train.distributed import is_primary, on_primary, process_group, rank
 from vit_prune.train.engine import TrainingDiverged, train_one_epoch
@@ -24,13 +23,14 @@ from vit_prune.train.keeping import keep_for_evaluation, keep_for_training
 from vit_prune.train.loaders import set_epoch, worker_deaths_explained
 from vit_prune.train.recipe import save_recipe
 from vit_prune.train.resume import capture, find_state, restore, run_path
+from vit_prune.train.run_config import RunConfig
 from vit_prune.train.state import RECIPE, History, RunFolder
 from vit_prune.train.statistics import layer_statistics
 
 log = logging.getLogger(__name__)
 
 
-def run(config: TrainConfig, *, prepare: Callable[..., Job] = prepare_images) -> dict:
+def run(config: RunConfig, *, prepare: Callable[..., Job] = prepare_images) -> dict:
     """Train, evaluate after each epoch, and keep the results. Under torchrun, one call in each process.
 
     Args: prepare: builds the Job of a config and a device; `text.job.prepare_text` that of a TextConfig.

@@ -23,10 +23,11 @@ from pathlib import Path
 import torch
 
 from vit_prune.train.checks import check_name
-from vit_prune.train.config import AUTO, TrainConfig
+from vit_prune.train.config import TrainConfig
 from vit_prune.train.job import prepare
 from vit_prune.train.recipe import check_keys, load_recipe, load_yaml
 from vit_prune.train.run import run
+from vit_prune.train.run_config import AUTO, RunConfig
 
 KEYS = ("recipe", "seeds", "variants")
 TASKS = ("images", "text")
@@ -43,7 +44,7 @@ class StudyRun:
 
     variant: str
     seed: int
-    config: TrainConfig  # or a TextConfig, where the task is text
+    config: RunConfig
     task: str = "images"
 
     @property
@@ -99,7 +100,7 @@ def check_seeds(seeds: object) -> None:
         raise ValueError(f"seeds must be a list of different whole numbers, got {seeds!r}")
 
 
-def runs_of(variant: str, changes: Mapping, recipe: TrainConfig, seeds: list[int]) -> list[StudyRun]:
+def runs_of(variant: str, changes: Mapping, recipe: RunConfig, seeds: list[int]) -> list[StudyRun]:
     """One run per seed, the variant's own seeds where it gives some. Raises: ValueError that names the variant."""
     changes = dict(changes)
     seeds = changes.pop("seeds", seeds)
@@ -111,7 +112,7 @@ def runs_of(variant: str, changes: Mapping, recipe: TrainConfig, seeds: list[int
         raise ValueError(f"variant {variant}: {error}") from None
 
 
-def load_variant(path: str | Path, variant: str, task: str = TASKS[0]) -> TrainConfig:
+def load_variant(path: str | Path, variant: str, task: str = TASKS[0]) -> RunConfig:
     """The recipe of one variant, with its first seed. Raises: as `load_study`; ValueError for an unknown variant and a study of another task."""
     runs = load_study(path)
     if runs[0].task != task:

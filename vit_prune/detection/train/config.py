@@ -7,7 +7,7 @@ from typing import Annotated
 
 from vit_prune.detection.config import DetectorConfig
 from vit_prune.train.checks import Values, check_device, conform_fields, keep_text
-from vit_prune.train.config import PAIRS
+from vit_prune.train.run_config import PAIRS
 
 LAYOUT = {"annotations": "annotations/instances_{split}2017.json", "images": "{split}2017"}  # COCO's own, under data_dir
 
