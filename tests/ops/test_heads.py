@@ -42,7 +42,9 @@ def test_an_empty_batch_stays_empty():
     assert merge_heads(torch.zeros(0, N, 2 * SIZE), torch.zeros(D, H * SIZE), None, none, SIZE).shape == (0, N, D)
 
 
-def test_the_strongest_come_first():
+def test_the_strongest_come_first_and_ties_go_to_the_lower_head():
+    assert strongest(torch.tensor([[0.2, 0.3, 0.3, 0.2]]), 3).tolist() == [[1, 2, 0]]
+    assert strongest(torch.full((1, 4), 0.25), 2).tolist() == [[0, 1]]
     assert strongest(torch.tensor([[0.2, 0.35, 0.3, 0.15], [0.1, 0.2, 0.3, 0.4]]), 3).tolist() == [[1, 2, 0], [3, 2, 1]]
 
 

@@ -124,17 +124,16 @@ def test_no_method_and_an_unknown_impl_are_refused():
         vp.patch(tiny_vit(), vp.TokenBias(), impl="flash")
 
 
-class OtherColumns(MethodConfig):
+class Other(MethodConfig):
+    """Answers one hook, by doing nothing."""
+
     name = "other"
 
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
     def build(self, host: Host) -> Method:
-        class OtherMethod(Method):
-            config = self
-
-            def columns(self, x, bias, *, attn, mask):
-                return None
-
-        return OtherMethod()
+        return type("OtherMethod", (Method,), {"config": self, self.hook: lambda self, *args, **kwargs: None})()
 
 
 class Span(MethodConfig):
@@ -150,9 +149,17 @@ class Span(MethodConfig):
         return SpanMethod()
 
 
-def test_a_second_provider_of_a_hook_is_refused_and_both_are_named():
-    with pytest.raises(ValueError, match=r"OtherMethod and ColumnsMethod both provide `columns`"):
-        vp.patch(tiny_vit(), [OtherColumns(), vp.TokenBias(), vp.Columns()])
+@pytest.mark.parametrize(
+    ("hook", "methods", "name"),
+    [
+        ("columns", [vp.TokenBias(), vp.Columns()], "ColumnsMethod"),
+        ("gate", [vp.BudgetFormer()], "BudgetFormerMethod"),
+        ("merge", [vp.ToMe(r=1)], "ToMeMethod"),
+    ],
+)
+def test_a_second_provider_of_a_hook_is_refused_and_both_are_named(hook, methods, name):
+    with pytest.raises(ValueError, match=rf"OtherMethod and {name} both provide `{hook}`"):
+        vp.patch(tiny_vit(), [Other(hook), *methods])
 
 
 def test_a_hook_that_no_block_runs_is_refused_not_ignored():

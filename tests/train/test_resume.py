@@ -127,6 +127,18 @@ def test_a_change_that_the_state_does_not_fit_is_refused_and_nothing_is_touched(
     assert (Path(interrupted[1]) / "resume.pt").read_bytes() == before
 
 
+def test_a_run_of_an_earlier_version_goes_on_though_a_field_is_newer_than_it(interrupted, tiny_config, caplog):
+    path = Path(interrupted[1]) / "resume.pt"
+    state = torch.load(path, weights_only=True)
+    del state["config"]["momentum"]
+    torch.save(state, path)
+    with pytest.raises(ValueError, match=r"cannot resume with momentum 0\.9 -> 0\.5"):
+        run(tiny_config(epochs=3, resume="auto", momentum=0.5))
+    with caplog.at_level(logging.INFO):
+        run(tiny_config(epochs=3, resume="auto"))
+    assert "momentum" not in caplog.text
+
+
 def test_another_world_size_is_told_with_what_it_does_to_the_batch(interrupted, tiny_config, caplog):
     path = Path(interrupted[1]) / "resume.pt"
     state = torch.load(path, weights_only=True)

@@ -3,7 +3,7 @@
 B batch, N tokens, M kept columns, H heads, D width.  x [B, N, D] is the normed block input.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Real
 from types import MappingProxyType
@@ -139,7 +139,7 @@ class MethodConfig:
         return {"name": self.name, **asdict(self)}
 
 
-def check_providers(methods: Iterable[Method]) -> None:
+def check_providers(methods: Sequence[Method]) -> None:
     """Raises: ValueError that names both methods where two answer the same hook."""
     for hook in PROVIDERS:
         names = [type(method).__name__ for method in methods if method.answers(hook)]

@@ -167,9 +167,11 @@ class BudgetFormerMethod(Method):
         if self.training:
             return HeadGate(weight, None, budget, relevance)
         k = self.fixed_heads
-        if k is None:
-            return self._counted(weight, budget, relevance)
-        return HeadGate(weight, None if k == self.num_heads else (HeadGroup(None, strongest(relevance, k)),), budget, relevance)
+        return self._counted(weight, budget, relevance) if k is None else self._fixed(weight, budget, relevance, k)
+
+    def _fixed(self, weight: Tensor, budget: Tensor, relevance: Tensor, k: int) -> HeadGate:
+        groups = None if k == self.num_heads else (HeadGroup(None, strongest(relevance, k)),)
+        return HeadGate(weight, groups, budget, relevance)
 
     def _counted(self, weight: Tensor, budget: Tensor, relevance: Tensor) -> HeadGate:
         """Each image's own k, which the host has to know: how much is computed depends on it."""

@@ -12,7 +12,7 @@ from vit_prune.methods.base import NOTHING, PROVIDERS, HeadGate, Host, KeptColum
 
 
 class Prune(nn.Module):
-    """Asks every method of the block for its share. A forward hook on it sees the KeptColumns of each call."""
+    """Asks every method of the block for its share; which there are is settled at birth. A forward hook on it sees the KeptColumns of each call."""
 
     def __init__(self, configs: Sequence[MethodConfig], host: Host, *, impl: str = "auto") -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Prune(nn.Module):
             method = config.build(host)
             if method is not None:
                 self.add_module(config.name, method)
-        check_providers(self.children())
+        check_providers(list(self.children()))
         self.answering = {hook: [name for name, method in self.named_children() if method.answers(hook)] for hook in ("bias", *PROVIDERS)}
         self._check_bias()
         self.query_key_free = any(method.query_key_free for method in self.children())

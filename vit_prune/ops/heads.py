@@ -17,8 +17,8 @@ class HeadGroup(NamedTuple):
 
 
 def strongest(relevance: Tensor, k: int) -> Tensor:
-    """The k heads of largest relevance [B, H], the strongest first: [B, k] int64."""
-    return relevance.topk(k, dim=-1)[1]
+    """The k heads of largest relevance [B, H], the strongest first, ties to the lower index (topk promises none): [B, k] int64."""
+    return relevance.sort(dim=-1, descending=True, stable=True)[1][:, :k]
 
 
 def group_by_count(relevance: Tensor, counts: list[int]) -> tuple[HeadGroup, ...]:

@@ -9,8 +9,8 @@ AS_IT_IS = nullcontext()
 
 
 def full_precision(x: Tensor) -> AbstractContextManager:
-    """Autocast off on x's device, where it is on (`meta` has none). Elsewhere the device is not read: its name costs as much as a small operation."""
-    if not torch._C._is_any_autocast_enabled() or x.is_meta:
+    """Autocast off on x's device, where it is on. Elsewhere the device is not read: its name costs as much as a small operation."""
+    if not torch._C._is_any_autocast_enabled() or not torch.amp.is_autocast_available(x.device.type):  # meta has none
         return AS_IT_IS
     return torch.autocast(x.device.type, enabled=False)
 

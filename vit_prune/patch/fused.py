@@ -87,8 +87,7 @@ class FusedAttention(PrunedAttention):
 
     def project(self, x: Tensor, start: int, stop: int | None) -> Tensor:
         """Rows start to stop of the weight: [B, M, D] -> [B, M, stop - start]."""
-        bias = self.bias
-        return F.linear(x, self.weight[start:stop], None if bias is None else bias[start:stop])
+        return F.linear(x, *cut_rows(self.weight, self.bias, start, (len(self.weight) if stop is None else stop) - start))
 
     def project_part(self, x: Tensor, part: int) -> Tensor:
         """As PrunedAttention.project_part."""

@@ -121,11 +121,9 @@ class PrunedAttention(Attention):
 
     def project(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Rows start to stop of (query, key, value) of the qkv projection: [B, M, D] -> [B, M, (stop - start) A]."""
-        A = self.attn_dim
         if not is_plain_linear(self.qkv):
-            return self.qkv(x)[..., start * A : stop * A]
-        bias = self.qkv.bias
-        return F.linear(x, self.qkv.weight[start * A : stop * A], None if bias is None else bias[start * A : stop * A])
+            return self.qkv(x)[..., start * self.attn_dim : stop * self.attn_dim]
+        return F.linear(x, *self.rows_of(start, stop - start))
 
     def heads(self, x: Tensor) -> Tensor:
         """[B, M, A] -> [B, H, M, d]."""

@@ -13,10 +13,13 @@ class TextConfig(RunConfig):
 
     Args:
         model: text_mini, text_4l8h, text_4l12h, text_6l12h, text_12l12h, each with _budget, the first two with _bias; or a folder of vp.save, to train on
+        initial_checkpoint: start from this file of weights
+        model_kwargs: other arguments of the model, e.g. depth=2 embed_dim=64
         drop: dropout before the head
         pos_drop: dropout of the embeddings
         proj_drop: dropout after attention and in the MLPs
         attn_drop: dropout of the attention weights
+        keep: columns kept in training, as in tools/train.py (None: all); of the models with _bias or _budget
         train_file: texts to train on: FILE.csv or FILE.jsonl, with .gz or without
         test_file: texts to evaluate on
         dataset_dir: in the place of the two files, a Hugging Face data set on this machine: a folder of save_to_disk, or of parquet files

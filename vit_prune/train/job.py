@@ -70,7 +70,7 @@ def dataset(config: TrainConfig, split: str) -> Dataset:
     )
 
 
-def create_training(config: RunConfig, model: nn.Module, device: torch.device, batches: int) -> Training:
+def create_training(config: TrainConfig, model: nn.Module, device: torch.device, batches: int) -> Training:
     """What trains the model, which is on the device already. Args: batches: per epoch of this process. Raises: ValueError, OSError."""
     optimizer = build.create_optimizer(config, model)
     updates_per_epoch = math.ceil(batches / config.grad_accum_steps)

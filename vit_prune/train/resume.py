@@ -89,9 +89,10 @@ def check_same(state: dict, job: Job) -> None:
 
 
 def changes(state: dict, config: RunConfig) -> dict[str, str]:
-    """{field: what it was and is} of every setting that is another now."""
-    now, then = ({**values, "keep": values["keep"] or "1"} for values in (plain(config), state["config"]))
-    return {name: f"{name} {then.get(name)!r} -> {value!r}" for name, value in now.items() if then.get(name) != value}
+    """{field: what it was and is} of every setting that is another now. A field that a run of an earlier version has not was at its default."""
+    began = plain(type(config)()) | state["config"]
+    now, then = ({**values, "keep": values["keep"] or "1"} for values in (plain(config), began))
+    return {name: f"{name} {then[name]!r} -> {value!r}" for name, value in now.items() if then[name] != value}
 
 
 def tell(state: dict, job: Job) -> None:

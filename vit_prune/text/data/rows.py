@@ -22,14 +22,13 @@ class Rows:
         for number, text in enumerate(parts, 1):
             if not isinstance(text, str):
                 raise ValueError(f"{where}: text {number} is {text!r}, expected text")
-        label = label.strip() if isinstance(label, str) else label
-        if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
+        if isinstance(label, bool) or not isinstance(label, (str, int)) or not (name := str(label).strip()):
             raise ValueError(f"{where}: the label is {label!r}, expected a name or a whole number")
-        if skip_label is not None and str(label) == skip_label:
+        if name == skip_label:
             self.skipped += 1
             return
         self.parts.append(parts)
-        self.labels.append(str(label))
+        self.labels.append(name)
 
 
 def check_columns(source: str, wanted: Collection[str], there: Collection[str]) -> None:
