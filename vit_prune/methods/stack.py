@@ -25,6 +25,7 @@ class Prune(nn.Module):
             if method is not None:
                 self.add_module(config.name, method)
         check_providers(list(self.children()))
+        # names of the children that answer each hook, found once: to ask every method in every forward costs as much as small operations
         self.answering = {hook: [name for name, method in self.named_children() if method.answers(hook)] for hook in ("bias", *PROVIDERS)}
         self._check_bias()
         self.query_key_free = any(method.query_key_free for method in self.children())
@@ -84,7 +85,7 @@ class Prune(nn.Module):
         for method in self.gaters:
             gate = method.gate(x, mask=mask, sizes=sizes)
             self._tell(method, gate)
-            kept = KeptColumns(kept.x, kept.bias, kept.index, gate)
+            kept = kept._replace(gate=gate)
         return kept
 
     def _tell(self, method: Method, gate: HeadGate | None) -> None:

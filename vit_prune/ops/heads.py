@@ -18,7 +18,7 @@ class HeadGroup(NamedTuple):
 
 def strongest(relevance: Tensor, k: int) -> Tensor:
     """The k heads of largest relevance [B, H], the strongest first, ties to the lower index (topk promises none): [B, k] int64."""
-    return relevance.sort(dim=-1, descending=True, stable=True)[1][:, :k]
+    return relevance.sort(dim=-1, descending=True, stable=True).indices[:, :k]
 
 
 def group_by_count(relevance: Tensor, counts: list[int]) -> tuple[HeadGroup, ...]:
