@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from vit_prune.train.checks import check_augmentation, check_name, merges_text
 from vit_prune.train.data import check_dataset
-from vit_prune.train.run_config import CHOICES, NEEDS, RunConfig
+from vit_prune.train.run_config import RunConfig
 
 TRAINABLE = ("bias", "head")
 OF_TEACHER = ("teacher_checkpoint", "distillation", "distill_loss_weight", "task_loss_weight", "kd_temperature")
@@ -52,8 +52,8 @@ class TrainConfig(RunConfig):
         seed: of weights, order and augmentation
     """
 
-    choices: ClassVar[dict[str, tuple[str, ...]]] = CHOICES | {"distillation": ("soft", "hard")}
-    needs: ClassVar[dict[str, str]] = NEEDS | dict.fromkeys(OF_TEACHER, "teacher")
+    choices: ClassVar[dict[str, tuple[str, ...]]] = RunConfig.choices | {"distillation": ("soft", "hard")}
+    needs: ClassVar[dict[str, str]] = RunConfig.needs | dict.fromkeys(OF_TEACHER, "teacher")
 
     model: str = "deit_s_bias"
     pretrained: bool = False

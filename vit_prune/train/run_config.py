@@ -10,13 +10,6 @@ from vit_prune.methods.columns import Columns
 from vit_prune.methods.token_bias import TokenBias
 from vit_prune.train.checks import Values, check_device, check_name, check_ranges, conform_fields, keep_text, parse_pairs
 
-CHOICES = {"sched": ("cosine", "constant"), "clip_mode": ("norm", "value", "agc"), "amp_dtype": ("float16", "bfloat16")}
-NEEDS = {
-    "amp_dtype": "amp",
-    "clip_mode": "clip_grad",
-    "model_ema_decay": "model_ema",
-    "model_ema_warmup": "model_ema",
-}  # the first does nothing without the second
 AUTO = "auto"
 COLUMNS_FIELDS = ("keep", "rule", "tau", "importance", "dropped", "sampling")
 BIAS_FIELDS = ("per_head", "query_key_free")
@@ -83,8 +76,17 @@ class RunConfig:
         log_interval: updates between two figures of the progress bar
     """
 
-    choices: ClassVar[dict[str, tuple[str, ...]]] = CHOICES
-    needs: ClassVar[dict[str, str]] = NEEDS
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "sched": ("cosine", "constant"),
+        "clip_mode": ("norm", "value", "agc"),
+        "amp_dtype": ("float16", "bfloat16"),
+    }
+    needs: ClassVar[dict[str, str]] = {  # the first does nothing without the second
+        "amp_dtype": "amp",
+        "clip_mode": "clip_grad",
+        "model_ema_decay": "model_ema",
+        "model_ema_warmup": "model_ema",
+    }
 
     model: str
     initial_checkpoint: str | None = None
