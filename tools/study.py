@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from torch import nn
 
 import vit_prune as vp
+from vit_prune.measure.inputs import takes_texts
 from vit_prune.measure.report import text_table, write_json
 from vit_prune.methods.stack import columns_methods
 from vit_prune.train.cli import main, parse_flags
@@ -43,7 +44,7 @@ class Flags:
 def summarise(results: dict[int, dict]) -> dict:
     """One variant: {"top1": of each seed after the last epoch, in percent, "mean", "std", "macs", "seconds": of all its epochs, ...}.
 
-    The columns and heads, on which the MACs depend where the image decides, are those of the first batch of the evaluation.
+    Columns and heads are those of the evaluation's first batch; "macs" is None where M depends on the text: its mean is over many lengths.
     """
     top1 = {seed: result["last"]["eval_top1"] for seed, result in results.items()}
     first = next(iter(results.values()))
@@ -54,9 +55,8 @@ def summarise(results: dict[int, dict]) -> dict:
         "top1_mean": mean(top1.values()),
         "top1_std": stdev(top1.values()) if len(top1) > 1 else None,
         "top5": {seed: result["last"]["eval_top5"] for seed, result in results.items()},
-        "columns_per_block": kept["columns_per_block"],
-        "heads_per_block": kept["heads_per_block"],
-        "macs": None if by_mean(model) and hasattr(model, "vocab_size") else cost(model, kept, by_mean=by_mean(model))["macs"],  # M of which length?
+        **{name: kept[name] for name in ("columns_per_block", "heads_per_block")},
+        "macs": None if by_mean(model) and takes_texts(model) else cost(model, kept, by_mean=by_mean(model))["macs"],
         "seconds": {seed: result["seconds"] for seed, result in results.items()},
         "folders": {seed: result["folder"] for seed, result in results.items()},
     }

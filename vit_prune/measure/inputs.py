@@ -9,9 +9,14 @@ def unwrap(model: nn.Module) -> nn.Module:
     return unwrap(model.module) if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)) else model
 
 
+def takes_texts(model: nn.Module) -> bool:
+    """True for a model of token numbers, which has no image size and as many tokens as its text."""
+    return hasattr(model, "vocab_size")
+
+
 def image_size(model: nn.Module, img_size: int | tuple[int, int] | None = None) -> tuple[int, int]:
     """(height, width) in pixels. Raises: ValueError for what is no size, for None where the model has no size of its own, and for a model of texts."""
-    if hasattr(model, "vocab_size"):
+    if takes_texts(model):
         raise ValueError(f"a {type(model).__name__} takes texts, not images: tools/evaluate_text.py and macs(model, num_tokens=...) count it")
     if img_size is None:
         return own_image_size(model)
